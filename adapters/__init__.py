@@ -1,0 +1,1 @@
+"""Replay buffers and algorithms for other frameworks, one package each."""

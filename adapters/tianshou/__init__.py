@@ -1,0 +1,1 @@
+"""For Tianshou 2."""

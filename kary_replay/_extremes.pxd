@@ -1,0 +1,66 @@
+"""The largest and the smallest positive leaf, from bounds that updates only widen.
+
+The leaves are cut into blocks of `1 << bits`. An update widens the bounds of its block and
+reads nothing; a query takes the block with the best bound, and where the leaves do not reach
+that bound any more, tightens it and looks again.  Widening is O(1) a leaf; a query is
+O(sqrt(capacity)) plus as much for each bound that it tightens, at most one for each leaf
+updated since.  Bounds are no part of what the tree says: they may be wide, never narrow.
+"""
+
+from libc.stdint cimport int64_t
+
+cdef extern from "_family.h" nogil:
+    double largest_of "kary_largest"(const double* values, int64_t n)
+    double smallest_of "kary_smallest_positive"(const double* values, int64_t n)
+
+
+cdef inline int64_t block_bits(int64_t capacity) noexcept:
+    """Blocks of about sqrt(capacity) leaves, of 64 (eight cache lines) at least."""
+    cdef int64_t bits = 6
+    while (<int64_t>1 << (2 * bits)) < capacity:
+        bits += 1
+    return bits
+
+
+cdef inline void widen(
+    double[::1] upper, double[::1] lower, int64_t block, double mass
+) noexcept nogil:
+    if mass > upper[block]:
+        upper[block] = mass
+    if 0.0 < mass < lower[block]:
+        lower[block] = mass
+
+
+cdef inline int64_t block_size(double[::1] leaves, int64_t block, int64_t bits) noexcept nogil:
+    """Leaves in a block; the last one may be shorter."""
+    return min(<int64_t>1 << bits, leaves.shape[0] - (block << bits))
+
+
+cdef inline double largest(double[::1] leaves, double[::1] upper, int64_t bits) noexcept nogil:
+    """The largest leaf; 0 if all are 0."""
+    cdef int64_t block, b
+    cdef double exact
+    while True:
+        block = 0
+        for b in range(1, upper.shape[0]):
+            if upper[b] > upper[block]:
+                block = b
+        exact = largest_of(&leaves[block << bits], block_size(leaves, block, bits))
+        if exact == upper[block]:
+            return exact
+        upper[block] = exact
+
+
+cdef inline double smallest(double[::1] leaves, double[::1] lower, int64_t bits) noexcept nogil:
+    """The smallest leaf > 0; infinity if all are 0."""
+    cdef int64_t block, b
+    cdef double exact
+    while True:
+        block = 0
+        for b in range(1, lower.shape[0]):
+            if lower[b] < lower[block]:
+                block = b
+        exact = smallest_of(&leaves[block << bits], block_size(leaves, block, bits))
+        if exact == lower[block]:
+            return exact
+        lower[block] = exact

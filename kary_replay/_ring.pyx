@@ -1,0 +1,190 @@
+"""The ring of rows: keys, slots, and the copies of rows.
+
+A row is one record: the fields of a transition lie together, so that a draw touches as few
+cache lines and pages as the row has.  Key and slot of row number `i` of lane `l` are
+
+    key  = i * lanes + l           a name for ever
+    slot = key % capacity          where it lies; lanes take turns, so slots of one step adjoin
+"""
+
+import numpy as np
+
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+cnp.import_array()
+
+cdef extern from "_family.h" nogil:
+    int64_t CACHE_LINE "KARY_CACHE_LINE"
+    void prefetch "kary_prefetch"(const void* address)
+
+cdef enum:
+    AHEAD = 8            # rows between a prefetch and the copy
+    PREFETCH_BYTES = 512  # of each row; the hardware follows longer ones by itself
+
+
+cdef struct Field:
+    int64_t offset  # in the row, bytes
+    int64_t size    # bytes
+
+
+@cython.final
+cdef class Ring:
+    """`capacity` rows of `dtype`, divided evenly among `lanes` rings that share no row.
+
+    Arguments are the caller's to check: lanes, keys and slots in range, arrays of the fields'
+    own shape and dtype, C-contiguous.  A ring is for one thread at a time.
+    """
+
+    cdef readonly int64_t capacity
+    cdef readonly int64_t lanes
+    cdef readonly object rows    # structured array, (capacity,)
+    cdef readonly object heads   # int64 array, (lanes,): rows ever inserted in each lane
+    cdef int64_t lane_capacity
+    cdef int64_t[::1] head       # `heads`
+    cdef uint8_t[:, ::1] memory  # `rows` as bytes
+    cdef Field* fields
+    cdef Py_ssize_t n_fields
+    cdef list columns            # (shape, dtype) of each field, in the order of `fields`
+
+    def __cinit__(self, int64_t capacity, int64_t lanes, dtype):
+        self.fields = <Field*>malloc(len(dtype.names) * sizeof(Field))
+        if self.fields == NULL:
+            raise MemoryError(f"no memory for {len(dtype.names)} fields")
+
+    def __dealloc__(self):
+        free(self.fields)
+
+    def __init__(self, int64_t capacity, int64_t lanes, dtype):
+        self.capacity, self.lanes, self.lane_capacity = capacity, lanes, capacity // lanes
+        self.rows = np.zeros(capacity, dtype)
+        self.memory = self.rows.view(np.uint8).reshape(capacity, -1)
+        self.heads = np.zeros(lanes, np.int64)
+        self.head = self.heads
+        self.columns, self.n_fields = [], len(dtype.names)
+        for i, (field, offset) in enumerate(dtype.fields[name] for name in dtype.names):
+            self.fields[i] = Field(offset, field.itemsize)
+            self.columns.append((field.shape, field.base))
+
+    def __len__(self):
+        """Number of live rows."""
+        return int(self.counts().sum())
+
+    def counts(self):
+        """Number of live rows in each lane, int64, shape (lanes,)."""
+        return np.minimum(self.heads, self.lane_capacity)
+
+    def live_slots(self):
+        """The slots that hold a row, ascending: an index array, or a slice where they adjoin."""
+        counts = self.counts()
+        if (counts == counts[0]).all():
+            return slice(0, int(counts.sum()))
+        return np.flatnonzero(np.arange(self.lane_capacity)[:, None] < counts)
+
+    def claim(self, const int64_t[::1] lanes):
+        """The next key of each row's lane, int64, shape (n,).  The rows they replace are gone."""
+        keys = np.empty(lanes.shape[0], np.int64)
+        cdef int64_t[::1] out = keys
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(lanes.shape[0]):
+                out[i] = self.head[lanes[i]] * self.lanes + lanes[i]
+                self.head[lanes[i]] += 1
+        return keys
+
+    def live(self, const int64_t[::1] keys):
+        """Which keys were handed out and have not been overwritten, bool, shape (n,)."""
+        result = np.empty(keys.shape[0], np.bool_)
+        cdef uint8_t[::1] out = result.view(np.uint8)
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(keys.shape[0]):
+                out[i] = self._is_live(keys[i])
+        return result
+
+    def keys(self, const int64_t[::1] slots):
+        """The key that each slot holds now, int64, shape (n,).  Only for slots that hold a row."""
+        result = np.empty(slots.shape[0], np.int64)
+        cdef int64_t[::1] out = result
+        cdef int64_t newest
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(slots.shape[0]):
+                # All keys of a slot differ by multiples of capacity; the newest is at most this:
+                newest = (self.head[slots[i] % self.lanes] - 1) * self.lanes + slots[i] % self.lanes
+                out[i] = newest - (newest - slots[i]) % self.capacity
+        return result
+
+    def write(self, const int64_t[::1] keys, list arrays):
+        """Copies row i of each field's array to the slot of keys[i], if that key is still live."""
+        cdef uint8_t** data = _addresses(arrays)
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(keys.shape[0]):
+                if self._is_live(keys[i]):
+                    self._copy_in(data, i, keys[i] % self.capacity)
+        free(data)
+
+    def read(self, const int64_t[::1] slots):
+        """Copies of the rows in `slots`: a new array for each field, shape (n, *field's shape)."""
+        arrays = [np.empty((slots.shape[0], *shape), dtype) for shape, dtype in self.columns]
+        cdef uint8_t** data = _addresses(arrays)
+        cdef Py_ssize_t i, n = slots.shape[0]
+        with nogil:
+            for i in range(min(<Py_ssize_t>AHEAD, n)):
+                self._prefetch(slots[i])
+            for i in range(n):
+                if i + AHEAD < n:
+                    self._prefetch(slots[i + AHEAD])
+                self._copy_out(data, i, slots[i])
+        free(data)
+        return arrays
+
+    cdef inline bint _is_live(self, int64_t key) noexcept nogil:
+        cdef int64_t number = key // self.lanes, head = self.head[key % self.lanes]
+        return 0 <= key and head - self.lane_capacity <= number < head
+
+    cdef inline void _prefetch(self, int64_t slot) noexcept nogil:
+        cdef int64_t byte = 0
+        while byte < min(self.memory.shape[1], PREFETCH_BYTES):
+            prefetch(&self.memory[slot, byte])
+            byte += CACHE_LINE
+
+    cdef inline void _copy_in(self, uint8_t** data, Py_ssize_t i, int64_t slot) noexcept nogil:
+        cdef Field field
+        cdef Py_ssize_t f
+        for f in range(self.n_fields):
+            field = self.fields[f]
+            copy(&self.memory[slot, field.offset], data[f] + i * field.size, field.size)
+
+    cdef inline void _copy_out(self, uint8_t** data, Py_ssize_t i, int64_t slot) noexcept nogil:
+        cdef Field field
+        cdef Py_ssize_t f
+        for f in range(self.n_fields):
+            field = self.fields[f]
+            copy(data[f] + i * field.size, &self.memory[slot, field.offset], field.size)
+
+
+cdef inline void copy(uint8_t* target, const uint8_t* source, int64_t size) noexcept nogil:
+    """memcpy, without its call for the scalars of a row."""
+    if size == 4:
+        memcpy(target, source, 4)
+    elif size == 1:
+        target[0] = source[0]
+    elif size == 8:
+        memcpy(target, source, 8)
+    else:
+        memcpy(target, source, size)
+
+
+cdef uint8_t** _addresses(list arrays) except NULL:
+    """Where the arrays' bytes begin; the caller frees the table and keeps the arrays alive."""
+    cdef uint8_t** data = <uint8_t**>malloc(len(arrays) * sizeof(void*))
+    if data == NULL:
+        raise MemoryError(f"no memory for {len(arrays)} addresses")
+    for i, array in enumerate(arrays):
+        data[i] = <uint8_t*>cnp.PyArray_DATA(array)
+    return data

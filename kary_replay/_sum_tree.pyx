@@ -1,0 +1,544 @@
+"""The K-ary sum tree of "Parallel Actors and Learners" (arXiv 2110.01101, section 4).
+
+Leaves hold masses. The mass of an inner node is the sum of its family (its `fanout` children,
+added left to right), so every inner node is a function of the leaves alone: a parent is
+recomputed from its children and never nudged by a difference.  fanout 2, 5 leaves, as `mass`:
+
+    level 0        3         12            start[0] = 0     (the root itself is `total` = 15)
+    level 1      3    0    12    0         start[1] = 2
+    level 2     1 2  0 0  12 .  . .        start[2] = 6     the leaves, padded with zeros
+
+(Here a family is two nodes.)  Beside each inner family lie its running sums, `sums`: a draw
+compares them all at once with its target, one cache line a level for fanout 8, and goes down
+into the first child whose running sum is larger.
+"""
+
+import numpy as np
+
+cimport cython
+from libc.float cimport DBL_MAX
+from libc.math cimport isfinite
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+
+from kary_replay._extremes cimport block_bits, largest, smallest, widen
+
+cdef extern from "_family.h" nogil:
+    int64_t CACHE_LINE "KARY_CACHE_LINE"
+    void prefetch "kary_prefetch"(const void* address)
+    void prefetch_family "kary_prefetch_family"(const double* family, int64_t fanout)
+    double below "kary_below"(double x)
+    int64_t count_at_most "kary_count_at_most"(const double* sums, int64_t fanout, double target)
+
+cdef enum:
+    MAX_LEVELS = 63
+    CHUNK = 64  # targets that go down together: enough to overlap their cache misses
+    AHEAD = 8   # families between a prefetch and its use
+
+# What the mass of a parent holds while it waits to be recomputed; no sum of masses is negative.
+cdef double PENDING = -1.0
+
+
+@cython.final
+cdef class SumTree:
+    """Masses of `capacity` leaves and their sums, all 0 at first.
+
+    Parameters
+    ----------
+    capacity : int >= 1
+        Number of leaves.
+    fanout : int, a power of two >= 2
+        Children of a node.  8 doubles fill one cache line.
+
+    A tree is for one thread at a time.  `copy.deepcopy` and `pickle` keep every leaf.
+    """
+
+    cdef readonly int64_t capacity
+    cdef readonly int64_t fanout
+    cdef int64_t fanout_bits
+    cdef int64_t depth                  # number of levels; level depth - 1 is the leaves
+    cdef int64_t start[MAX_LEVELS + 1]  # nodes of level i: start[i] .. start[i + 1] - 1
+    cdef double[::1] mass               # the mass of each node, level by level
+    cdef double[::1] sums               # running sums within each family; inner levels only
+    cdef double[::1] leaves             # the last level of `mass`
+    cdef double[::1] upper, lower       # bounds of each block of leaves, see _extremes.pxd
+    cdef int64_t block_bits
+    cdef double root
+
+    def __init__(self, capacity, fanout=8):
+        capacity, fanout = _as_int("capacity", capacity), _as_int("fanout", fanout)
+        if capacity < 1:
+            raise ValueError(f"capacity must be >= 1, got {capacity}")
+        if fanout < 2 or fanout & (fanout - 1):
+            raise ValueError(f"fanout must be a power of two >= 2, got {fanout}")
+        self.capacity, self.fanout = capacity, fanout
+        self.fanout_bits = fanout.bit_length() - 1
+        self._lay_out()
+        self.block_bits = block_bits(capacity)
+        cdef int64_t blocks = ((capacity - 1) >> self.block_bits) + 1
+        self.upper = np.zeros(blocks)
+        self.lower = np.full(blocks, np.inf)
+        self.root = 0.0
+
+    cdef _lay_out(self):
+        """Puts all levels into one allocation, each family aligned to the cache lines."""
+        widths = [-(-self.capacity // self.fanout) * self.fanout]
+        while widths[0] > self.fanout:
+            families = widths[0] // self.fanout
+            widths.insert(0, -(-families // self.fanout) * self.fanout)
+        self.depth = len(widths)
+        for level, width in enumerate(widths):
+            self.start[level + 1] = self.start[level] + width
+        cdef int64_t inner = self.start[self.depth - 1], nodes = self.start[self.depth]
+        block = np.zeros(nodes + inner + CACHE_LINE // 8)
+        first = -block.ctypes.data % CACHE_LINE // block.itemsize
+        self.mass = block[first : first + nodes]
+        self.leaves = block[first + inner : first + nodes]
+        self.sums = block[first + nodes : first + nodes + inner]
+
+    def __reduce__(self):
+        return _rebuilt, (self.capacity, self.fanout, self.masses())
+
+    def __repr__(self):
+        return f"SumTree(capacity={self.capacity}, fanout={self.fanout}, total={self.root})"
+
+    @property
+    def total(self):
+        """Sum of all leaves."""
+        return self.root
+
+    @property
+    def nbytes(self):
+        """Bytes of the nodes and of the bounds beside them."""
+        return 8 * (self.mass.shape[0] + self.sums.shape[0]
+                    + self.upper.shape[0] + self.lower.shape[0])
+
+    def update(self, leaves, masses):
+        """Set the masses of leaves.  All or nothing; the last of duplicate leaves wins.
+
+        O(distinct families) on each of the log(capacity) levels.
+
+        Parameters
+        ----------
+        leaves : array-like of int, shape (n,)
+        masses : array-like of float, shape (n,), finite and >= 0
+
+        Raises
+        ------
+        IndexError
+            A leaf outside 0 .. capacity - 1.
+        ValueError
+            A mass that is NaN, infinite or negative; shapes that differ; a total beyond float64.
+        TypeError
+            Leaves that are not integers, masses that are not numbers.
+        """
+        cdef const int64_t[::1] where = _as_leaves(leaves)
+        cdef const double[::1] what = _as_doubles("masses", masses)
+        if where.shape[0] != what.shape[0]:
+            raise ValueError(f"leaves and masses must have one length, "
+                             f"got {where.shape[0]} and {what.shape[0]}")
+        self._check_leaves(where)
+        _check_masses(what)
+        if where.shape[0] == 0:
+            return
+        # The total may only overflow where the masses are enormous: keep the way back open.
+        before = None
+        if self.root + where.shape[0] * _peak(what) > DBL_MAX / 2:
+            before = self.masses(leaves)
+        self._set(where, what)
+        if before is not None and not isfinite(self.root):
+            self._set(where, before)
+            raise ValueError("masses must have a finite total, and theirs is beyond float64")
+
+    def find(self, targets):
+        """The smallest leaf whose running sum over the leaves is larger than the target.
+
+        O(fanout * log(capacity)) each.  A leaf of mass 0 is never returned.
+
+        Parameters
+        ----------
+        targets : array-like of float, any shape, in [0, total)
+
+        Returns
+        -------
+        int64 array of the same shape
+
+        Raises
+        ------
+        ValueError
+            A target outside [0, total).
+        """
+        cdef const double[::1] flat = _as_doubles("targets", targets)
+        cdef Py_ssize_t bad = _first_outside(flat, self.root)
+        if bad >= 0:
+            raise ValueError(f"targets must be in [0, total), "
+                             f"got {flat[bad]} at position {bad}, total is {self.root}")
+        found = np.empty(flat.shape[0], np.int64)
+        cdef int64_t[::1] out = found
+        with nogil:
+            self._find(flat, 1.0, out)
+        return found if np.ndim(targets) == 1 else found.reshape(np.shape(targets))
+
+    def draw(self, fractions):
+        """`find` at fractions of the total, with what a sampler needs of the same moment.
+
+        A product that rounds up to the total counts as the largest float below it.
+
+        Parameters
+        ----------
+        fractions : array-like of float, shape (n,), in [0, 1]
+
+        Returns
+        -------
+        leaves : int64 array, shape (n,)
+        masses : float64 array, shape (n,)
+        total : float
+
+        Raises
+        ------
+        ValueError
+            The total is 0, or a fraction is outside [0, 1].
+        """
+        cdef const double[::1] flat = _as_doubles("fractions", fractions)
+        cdef Py_ssize_t bad = _first_outside(flat, 1.0000000000000002)
+        if bad >= 0:
+            raise ValueError(f"fractions must be in [0, 1], got {flat[bad]} at position {bad}")
+        if self.root <= 0.0:
+            raise ValueError("cannot draw from a tree whose total is 0")
+        found, masses = np.empty(flat.shape[0], np.int64), np.empty(flat.shape[0])
+        cdef int64_t[::1] out = found
+        cdef double[::1] mass = masses
+        with nogil:
+            self._find(flat, self.root, out)
+            _gather(self.leaves, out, mass)
+        return found, masses, self.root
+
+    def masses(self, leaves=None):
+        """A copy of the masses of `leaves` (of all in order, if None).  IndexError as `update`."""
+        if leaves is None:
+            return np.array(self.leaves[: self.capacity])
+        cdef const int64_t[::1] where = _as_leaves(leaves)
+        self._check_leaves(where)
+        copy = np.empty(where.shape[0])
+        cdef double[::1] out = copy
+        with nogil:
+            _gather(self.leaves, where, out)
+        return copy
+
+    def sum(self, start=0, stop=None):
+        """Sum of the leaves start .. stop - 1.  O(fanout * log(capacity)).
+
+        Raises IndexError unless 0 <= start <= stop <= capacity.
+        """
+        cdef int64_t first = _as_int("start", start)
+        cdef int64_t last = self.capacity if stop is None else _as_int("stop", stop)
+        if not 0 <= first <= last <= self.capacity:
+            raise IndexError(f"start and stop must be 0 <= start <= stop <= {self.capacity}, "
+                             f"got {first} and {last}")
+        if last == self.capacity:  # the padding is zeros, and whole families add up faster
+            last = self.leaves.shape[0]
+        return self._range_sum(first, last)
+
+    def largest(self):
+        """The largest mass; 0.0 if all are 0.  O(sqrt(capacity)), see _extremes.pxd."""
+        with nogil:
+            mass = largest(self.leaves, self.upper, self.block_bits)
+        return mass
+
+    def smallest(self):
+        """The smallest mass > 0; infinity if all are 0.  O(sqrt(capacity)), see _extremes.pxd."""
+        with nogil:
+            mass = smallest(self.leaves, self.lower, self.block_bits)
+        return mass
+
+    def check(self):
+        """Recompute every invariant, O(capacity).  RuntimeError names the first broken one."""
+        leaves, mass, sums = np.asarray(self.leaves), np.asarray(self.mass), np.asarray(self.sums)
+        if not (np.isfinite(leaves) & (leaves >= 0.0)).all():
+            raise RuntimeError("a leaf is negative, infinite or NaN")
+        if leaves[self.capacity:].any():
+            raise RuntimeError("the padding behind the last leaf is not 0")
+        for level in range(self.depth - 1, -1, -1):
+            families = mass[self.start[level]:self.start[level + 1]].reshape(-1, self.fanout)
+            running = np.cumsum(families, axis=1)
+            here = sums[self.start[level]:self.start[level + 1]]
+            if level < self.depth - 1 and not np.array_equal(here, running.ravel()):
+                raise RuntimeError(f"a running sum of level {level} is not that of its family")
+            self._check_parents(level, running[:, -1])
+        self._check_bounds(leaves)
+
+    def _check_parents(self, int64_t level, totals):
+        if level == 0:
+            if totals[0] != self.root:
+                raise RuntimeError(f"total is {self.root}, but its children add up to {totals[0]}")
+            return
+        parents = np.asarray(self.mass)[self.start[level - 1]:self.start[level]]
+        if not np.array_equal(parents[:totals.size], totals) or parents[totals.size:].any():
+            raise RuntimeError(f"a node of level {level - 1} is not the sum of its children")
+
+    def _check_bounds(self, leaves):
+        blocks = np.zeros(self.upper.shape[0] << self.block_bits)
+        blocks[:self.capacity] = leaves[:self.capacity]
+        blocks = blocks.reshape(self.upper.shape[0], -1)
+        if (blocks > np.asarray(self.upper)[:, None]).any():
+            raise RuntimeError("a leaf is larger than the upper bound of its block")
+        if ((blocks > 0.0) & (blocks < np.asarray(self.lower)[:, None])).any():
+            raise RuntimeError("a leaf is smaller than the lower bound of its block")
+
+    cdef _check_leaves(self, const int64_t[::1] leaves):
+        cdef Py_ssize_t bad = _first_beyond(leaves, self.capacity)
+        if bad >= 0:
+            raise IndexError(f"leaves must be in 0 .. {self.capacity - 1}, "
+                             f"got {leaves[bad]} at position {bad}")
+
+    cdef _set(self, const int64_t[::1] leaves, const double[::1] masses):
+        cdef int64_t* families = <int64_t*>malloc(leaves.shape[0] * sizeof(int64_t))
+        if families == NULL:
+            raise MemoryError(f"no memory for an update of {leaves.shape[0]} leaves")
+        with nogil:
+            self._write(leaves, masses, families)
+        free(families)
+
+    cdef void _write(
+        self, const int64_t[::1] leaves, const double[::1] masses, int64_t* families
+    ) noexcept nogil:
+        """Writes the leaves, then recomputes each distinct family above them once."""
+        cdef double[::1] mass = self.leaves
+        cdef double[::1] upper = self.upper
+        cdef double[::1] lower = self.lower
+        cdef int64_t level, count = 0
+        cdef Py_ssize_t i
+        for i in range(leaves.shape[0]):
+            prefetch(&mass[leaves[i]])
+        for i in range(leaves.shape[0]):
+            mass[leaves[i]] = masses[i]
+            widen(upper, lower, leaves[i] >> self.block_bits, masses[i])
+        if self.depth > 1:
+            for i in range(leaves.shape[0]):
+                families[i] = leaves[i]
+            count = self._parents(families, leaves.shape[0], self.depth - 1)
+        for level in range(self.depth - 1, 0, -1):
+            self._recompute(families, count, level)
+            if level > 1:
+                count = self._parents(families, count, level - 1)
+        self.root = self._family_total(0, 0)
+
+    cdef int64_t _parents(self, int64_t* nodes, int64_t count, int64_t level) noexcept nogil:
+        """Turns nodes of `level` into their distinct parents, in place; returns how many."""
+        cdef double[::1] mass = self.mass
+        cdef int64_t parents = self.start[level - 1]
+        cdef int64_t bits = self.fanout_bits
+        cdef int64_t i, parent, distinct = 0
+        for i in range(count):
+            parent = nodes[i] >> bits
+            if mass[parents + parent] != PENDING:
+                mass[parents + parent] = PENDING
+                nodes[distinct] = parent  # nodes[:distinct] are parents, nodes[i + 1:] unread
+                distinct += 1
+        return distinct
+
+    cdef void _recompute(self, const int64_t* families, int64_t count, int64_t level) noexcept nogil:
+        """Sets the parents' masses from their families on `level`."""
+        cdef double[::1] mass = self.mass
+        cdef int64_t parents = self.start[level - 1], here = self.start[level]
+        cdef int64_t bits = self.fanout_bits
+        cdef int64_t i
+        for i in range(count):
+            if i + AHEAD < count:
+                prefetch(&mass[here + (families[i + AHEAD] << bits)])
+            mass[parents + families[i]] = self._family_total(families[i], level)
+
+    cdef inline double _family_total(self, int64_t family, int64_t level) noexcept nogil:
+        """Adds up a family, left to right, and rewrites its running sums if it is an inner one."""
+        cdef int64_t first = self.start[level] + (family << self.fanout_bits)
+        cdef bint inner = level < self.depth - 1
+        if self.fanout == 8:
+            return _add_up(self.mass, self.sums, first, 8, inner)
+        return _add_up(self.mass, self.sums, first, self.fanout, inner)
+
+    cdef void _find(
+        self, const double[::1] targets, double scale, int64_t[::1] out
+    ) noexcept nogil:
+        """Writes to `out` the leaves that hold targets * scale, which is at most the total."""
+        cdef Py_ssize_t i = 0
+        while i < targets.shape[0]:
+            # A constant fanout lets the compiler unroll every loop over a family.
+            if self.fanout == 8:
+                self._descend(targets, scale, out, i, 8)
+            elif self.fanout == 16:
+                self._descend(targets, scale, out, i, 16)
+            else:
+                self._descend(targets, scale, out, i, self.fanout)
+            i += CHUNK
+
+    cdef inline void _descend(
+        self, const double[::1] targets, double scale, int64_t[::1] out, Py_ssize_t begin,
+        const int64_t fanout
+    ) noexcept nogil:
+        """Takes targets[begin : begin + CHUNK] down together, a level at a time."""
+        cdef Py_ssize_t n = min(<Py_ssize_t>CHUNK, targets.shape[0] - begin)
+        cdef double rest[CHUNK]  # the target, less the mass left of the family it is in
+        cdef double[::1] mass = self.mass
+        cdef double[::1] sums = self.sums
+        cdef double top = below(self.root)
+        cdef int64_t level, last = self.depth - 1, first, next_start
+        cdef Py_ssize_t i
+        for i in range(n):
+            rest[i] = min(targets[begin + i] * scale, top)
+            out[begin + i] = 0
+        for level in range(last):
+            next_start = self.start[level + 1]
+            for i in range(n):
+                first = self.start[level] + out[begin + i] * fanout
+                out[begin + i] = first - self.start[level] + _child(&sums[first], fanout, &rest[i])
+                first = next_start + out[begin + i] * fanout
+                prefetch_family(&sums[first] if level + 1 < last else &mass[first], fanout)
+        for i in range(n):
+            first = out[begin + i] * fanout
+            out[begin + i] = first + _leaf(&mass[self.start[last] + first], fanout, rest[i])
+
+    cdef double _range_sum(self, int64_t first, int64_t last) noexcept nogil:
+        """Sum of leaves first .. last - 1: what sticks out of whole families, then their parents."""
+        cdef int64_t level, mask = self.fanout - 1
+        cdef double result = 0.0
+        for level in range(self.depth - 1, -1, -1):
+            while first < last and (first & mask or level == 0):
+                result += self.mass[self.start[level] + first]
+                first += 1
+            while first < last and last & mask:
+                last -= 1
+                result += self.mass[self.start[level] + last]
+            first >>= self.fanout_bits
+            last >>= self.fanout_bits
+        return result
+
+
+cdef inline int64_t _child(const double* sums, const int64_t fanout, double* rest) noexcept nogil:
+    """The child whose part of [0, sums[fanout - 1]) holds `rest`, which becomes relative to it.
+
+    A running sum grows only at a child whose mass is > 0, so no other can be chosen.  Rounding
+    on the level above can leave `rest` at the family's total: then it belongs to the last part.
+    """
+    cdef int64_t child
+    if rest[0] >= sums[fanout - 1]:
+        rest[0] = below(sums[fanout - 1])
+    child = count_at_most(sums, fanout, rest[0])
+    if child > 0:
+        rest[0] -= sums[child - 1]
+    return child
+
+
+cdef inline int64_t _leaf(const double* masses, const int64_t fanout, double rest) noexcept nogil:
+    """As `_child`, for the leaves, whose running sums are not kept."""
+    cdef int64_t k, leaf = 0, last = 0
+    cdef double running = 0.0
+    for k in range(fanout):
+        running += masses[k]
+        leaf += running <= rest
+    if leaf < fanout:
+        return leaf
+    for k in range(fanout):
+        if masses[k] > 0.0:
+            last = k
+    return last
+
+
+cdef inline double _add_up(
+    double[::1] mass, double[::1] sums, int64_t first, const int64_t fanout, bint inner
+) noexcept nogil:
+    cdef double running = 0.0
+    cdef int64_t k
+    if inner:
+        for k in range(first, first + fanout):
+            running += mass[k]
+            sums[k] = running
+    else:
+        for k in range(first, first + fanout):
+            running += mass[k]
+    return running
+
+
+cdef void _gather(
+    const double[::1] masses, const int64_t[::1] leaves, double[::1] out
+) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(leaves.shape[0]):
+        out[i] = masses[leaves[i]]
+
+
+cdef Py_ssize_t _first_beyond(const int64_t[::1] leaves, int64_t capacity) noexcept nogil:
+    """Position of the first leaf outside 0 .. capacity - 1, or -1."""
+    cdef Py_ssize_t i
+    for i in range(leaves.shape[0]):
+        if not 0 <= leaves[i] < capacity:
+            return i
+    return -1
+
+
+cdef Py_ssize_t _first_outside(const double[::1] targets, double total) noexcept nogil:
+    """Position of the first target outside [0, total), or -1; NaN is outside."""
+    cdef Py_ssize_t i
+    for i in range(targets.shape[0]):
+        if not 0.0 <= targets[i] < total:
+            return i
+    return -1
+
+
+cdef double _peak(const double[::1] masses) noexcept nogil:
+    cdef double peak = 0.0
+    cdef Py_ssize_t i
+    for i in range(masses.shape[0]):
+        peak = max(peak, masses[i])
+    return peak
+
+
+cdef _check_masses(const double[::1] masses):
+    cdef Py_ssize_t i
+    for i in range(masses.shape[0]):
+        if not 0.0 <= masses[i] <= DBL_MAX:
+            raise ValueError(f"masses must be finite and >= 0, got {masses[i]} at position {i}")
+
+
+cdef _as_int(name, value):
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    return int(value)
+
+
+cdef const int64_t[::1] _as_leaves(leaves):
+    try:
+        return leaves
+    except (TypeError, ValueError):
+        return _converted_leaves(leaves)
+
+
+cdef const double[::1] _as_doubles(name, numbers):
+    try:
+        return numbers
+    except (TypeError, ValueError):
+        return _converted_doubles(name, numbers)
+
+
+cdef _converted_leaves(leaves):
+    array = np.asarray(leaves)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"leaves must be integers, got dtype {array.dtype}")
+    if array.ndim > 1:
+        raise ValueError(f"leaves must have one axis, got shape {array.shape}")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise IndexError(f"leaves must be valid indices, got {array.max()}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+cdef _converted_doubles(name, numbers):
+    array = np.asarray(numbers)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be real numbers, got dtype {array.dtype}")
+    return np.ascontiguousarray(array, np.float64).ravel()
+
+
+def _rebuilt(capacity, fanout, masses):
+    """The tree that `SumTree.__reduce__` describes."""
+    tree = SumTree(capacity, fanout)
+    tree.update(np.arange(capacity), masses)
+    return tree

@@ -1,0 +1,448 @@
+"""The replay buffers: a ring of rows, and a sampler that says which of them are drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kary_replay import checkpoint
+from kary_replay._ring import Ring
+from kary_replay.columns import Array, Columns, Schema
+from kary_replay.sampler import (
+    Draw,
+    Int64s,
+    LinearSchedule,
+    PrioritizedSampler,
+    UniformSampler,
+)
+
+
+class Batch:
+    """Rows drawn together: copies that belong to the caller.
+
+    ``batch["obs"]`` is the column of shape (n, *shape of one row).
+
+    Attributes
+    ----------
+    columns : dict of name to array
+    keys : int64 array, shape (n,).  Which transitions; they go back with the priorities.
+    slots : int64 array, shape (n,).  Where they lay.
+    probabilities : float64 array, shape (n,), or None.  As drawn.
+    weights : float32 array, shape (n,), or None.  Importance-sampling weights.
+    """
+
+    __slots__ = ("columns", "keys", "probabilities", "slots", "weights")
+
+    def __init__(self, columns: dict[str, Array], keys: Int64s, draw: Draw) -> None:
+        self.columns = columns
+        self.keys = keys
+        self.slots, self.probabilities, self.weights = draw
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.columns
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} rows of {', '.join(self.columns)})"
+
+
+class ReplayBuffer:
+    """A ring of transitions that are drawn uniformly, with replacement.
+
+    Parameters
+    ----------
+    capacity : int >= 1
+        Rows in all; `lanes` divides it.
+    columns : mapping of name to (shape of one row, dtype)
+    lanes : int >= 1
+        Streams of transitions, one for each environment, that overwrite only their own rows.
+    storage : "private"
+        Memory of this process.
+    seed : int, numpy.random.Generator or None
+        Of the draws.  A generator that is handed in is used, not copied.
+
+    The buffer is for one thread at a time.  It can be pickled and deep-copied, generator
+    included.  ValueError or TypeError names an argument that is wrong.
+    """
+
+    _kind: ClassVar[str] = "uniform"
+    _sampler: UniformSampler | PrioritizedSampler
+
+    def __init__(
+        self,
+        capacity: int,
+        columns: Columns,
+        *,
+        lanes: int = 1,
+        storage: str = "private",
+        seed: int | np.random.Generator | None = None,
+    ) -> None:
+        if storage != "private":
+            raise ValueError(f"storage must be 'private', got {storage!r}")
+        _check_divides(capacity, lanes)
+        self._schema = Schema(columns)
+        self._ring = Ring(capacity, lanes, self._schema.record)
+        self._sampler = UniformSampler(self._ring, np.random.default_rng(seed))
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit, over all lanes."""
+        return self._ring.capacity
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+        return self._ring.lanes
+
+    @property
+    def columns(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """The declared columns: name to (shape of one row, dtype)."""
+        return dict(self._schema.columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows and of all that is kept beside them."""
+        return self._ring.rows.nbytes + self._ring.heads.nbytes
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def __repr__(self) -> str:
+        name, rows = type(self).__name__, f"{len(self)} of {self.capacity} rows"
+        return f"{name}({rows}, {self.lanes} lanes, columns {', '.join(self._schema.columns)})"
+
+    def add(self, *, lanes: npt.ArrayLike | None = None, **columns: npt.ArrayLike) -> Int64s:
+        """Inserts one transition, or n of them, which replace the oldest of their lanes.
+
+        Parameters
+        ----------
+        lanes : int or array-like of int, shape (n,)
+            The lane of each row.  May be left out with one lane, and with one row for each.
+        **columns
+            Every declared column, of the declared shape for one transition, or with a leading
+            axis of n.  Values are copied.
+
+        Returns
+        -------
+        int64 array, shape (n,): the keys of the rows, (1,) for one transition.  Of more rows
+        than a lane holds, the newest are kept.
+
+        Raises
+        ------
+        ValueError, TypeError, IndexError
+            A column or lane that does not fit its declaration; nothing is changed.
+        """
+        count, arrays = self._schema.rows(columns)
+        rows = 1 if count is None else count
+        return self._insert(self._lanes_of(lanes, rows), arrays)
+
+    def _lanes_of(self, lanes: npt.ArrayLike | None, rows: int) -> Int64s:
+        if lanes is None:
+            if self.lanes == 1:
+                return np.zeros(rows, np.int64)
+            if rows == self.lanes:
+                return np.arange(rows)
+            raise ValueError(f"lanes must say which of {self.lanes} each of {rows} rows belongs to")
+        given = np.atleast_1d(np.asarray(lanes))
+        if given.dtype.kind not in "iu":
+            raise TypeError(f"lanes must be integers, got dtype {given.dtype}")
+        if given.shape != (rows,):
+            raise ValueError(f"lanes must have shape ({rows},), got {given.shape}")
+        if ((given < 0) | (given >= self.lanes)).any():
+            raise IndexError(f"lanes must be in 0 .. {self.lanes - 1}, got {given.tolist()}")
+        return given.astype(np.int64)
+
+    def _insert(self, lanes: Int64s, arrays: list[Array]) -> Int64s:
+        keys = self._ring.claim(lanes)
+        self._ring.write(keys, arrays)
+        return keys
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draws `batch_size` transitions with replacement; it may be larger than the buffer.
+
+        Raises ValueError if the buffer is empty or `batch_size` is not >= 1.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+        if not self._ring.heads.any():
+            raise ValueError("cannot sample from an empty buffer")
+        draw = self._sampler.draw(batch_size)
+        arrays = dict(zip(self._schema.record.names or (), self._ring.read(draw.slots), strict=True))
+        columns = {name: arrays[name] for name in self._schema.columns}
+        return Batch(columns, self._ring.keys(draw.slots), draw)
+
+    def view(self, name: str) -> Array:
+        """The stored column itself, by slot, shape (capacity, *shape of one row).
+
+        For adapters whose framework looks at or writes to stored rows; everyone else gets
+        copies.  KeyError for an unknown name.
+        """
+        if name not in self._schema.columns:
+            raise KeyError(f"no column {name!r}, only {list(self._schema.columns)}")
+        column: Array = self._ring.rows[name]
+        return column
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything that `load` brings back: only rows that are filled.
+
+        An older file at `path` is replaced when the new one is complete, and not before.
+        """
+        checkpoint.save(path, self._state())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replaces the content of the buffer by that of a file.
+
+        Rows, keys, write positions and the generator's state come back, so that the next
+        draws are those that the saved buffer would have made.
+
+        Raises ValueError, and changes nothing, for a file that is cut off or that belongs to a
+        buffer with other columns, capacity, lanes or kind.
+        """
+        state = checkpoint.load(path)
+        self._check_fits(state)
+        self._restore(state)
+
+    def _state(self) -> checkpoint.State:
+        return {
+            "kind": self._kind,
+            "capacity": self.capacity,
+            "heads": self._ring.heads.copy(),
+            "rows": self._ring.rows[self._ring.live_slots()],
+            "generator": checkpoint.generator_state(self._sampler.rng),
+        }
+
+    def _check_fits(self, state: checkpoint.State) -> None:
+        mine = (self._kind, self.capacity, self.lanes, self._schema.record)
+        theirs = (state["kind"], state["capacity"], len(state["heads"]), state["rows"].dtype)
+        for what, here, there in zip(
+            ("kind", "capacity", "lanes", "columns"), mine, theirs, strict=True
+        ):
+            if here != there:
+                raise ValueError(f"{what} must be that of the file, {there}, got {here}")
+
+    def _restore(self, state: checkpoint.State) -> None:
+        self._ring.heads[:] = state["heads"]
+        self._ring.rows[self._ring.live_slots()] = state["rows"]
+        self._sampler.rng = checkpoint.generator(state["generator"])
+
+    def __getstate__(self) -> checkpoint.State:
+        return {"arguments": self._arguments(), "state": self._state()}
+
+    def __setstate__(self, pickled: checkpoint.State) -> None:
+        type(self).__init__(self, **pickled["arguments"])
+        self._restore(pickled["state"])
+
+    def _arguments(self) -> dict[str, Any]:
+        """What makes an empty buffer like this one."""
+        return {"capacity": self.capacity, "columns": self.columns, "lanes": self.lanes}
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A ring of transitions that are drawn by priority (arXiv 1511.05952).
+
+    Parameters
+    ----------
+    capacity, columns, lanes, storage, seed
+        As for `ReplayBuffer`.
+    alpha : float >= 0
+        Exponent of the priorities: 0 draws uniformly, 1 in proportion to the priority.
+    beta : float >= 0, or LinearSchedule
+        Exponent of the weights: 0 corrects nothing, 1 all of the bias.  A schedule moves one
+        step a `sample`.
+    eps : float >= 0
+        What is added to abs(td_error); with 0, a row whose TD error is 0 is never drawn.
+    weight_norm : "batch" or "buffer"
+        Weights are divided by the largest in the batch, or by the largest that any row could
+        have.
+    stratified : bool
+        One draw from each of batch_size equal strata of the total, or independent draws.
+    fanout : int, a power of two
+        Of the sum tree.
+    """
+
+    _kind = "prioritized"
+    _sampler: PrioritizedSampler
+
+    def __init__(
+        self,
+        capacity: int,
+        columns: Columns,
+        *,
+        alpha: float = 0.6,
+        beta: float | LinearSchedule = 0.4,
+        eps: float = 1e-6,
+        weight_norm: str = "batch",
+        stratified: bool = True,
+        lanes: int = 1,
+        storage: str = "private",
+        fanout: int = 8,
+        seed: int | np.random.Generator | None = None,
+    ) -> None:
+        super().__init__(capacity, columns, lanes=lanes, storage=storage, seed=seed)
+        self._sampler = PrioritizedSampler(
+            capacity,
+            alpha=alpha,
+            beta=beta,
+            eps=eps,
+            weight_norm=weight_norm,
+            stratified=stratified,
+            fanout=fanout,
+            rng=self._sampler.rng,
+        )
+        self.stale_updates = 0
+
+    @property
+    def alpha(self) -> float:
+        """Exponent of the priorities."""
+        return self._sampler.alpha
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the next sample's weights.  Set it to a number or a LinearSchedule."""
+        return self._sampler.beta
+
+    @beta.setter
+    def beta(self, beta: float | LinearSchedule) -> None:
+        self._sampler.set_beta(beta)
+
+    @property
+    def max_priority(self) -> float:
+        """The largest priority of any row now, which new rows get; 1.0 in an empty buffer.
+
+        With alpha = 0 priorities make no difference and are not kept: 1.0.
+        """
+        return self._sampler.max_priority
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, tree, and of all that is kept beside them."""
+        return super().nbytes + self._sampler.tree.nbytes
+
+    def add(
+        self,
+        *,
+        td_errors: Any = None,
+        lanes: npt.ArrayLike | None = None,
+        **columns: npt.ArrayLike,
+    ) -> Int64s:
+        """As `ReplayBuffer.add`.
+
+        Parameters
+        ----------
+        td_errors : shape (n,) or (n, 1), optional
+            Initial TD errors, as `update_priorities` takes them.  Without them, new rows get
+            the largest priority now in the buffer.
+        """
+        count, arrays = self._schema.rows(columns)
+        rows = 1 if count is None else count
+        lane_of_row = self._lanes_of(lanes, rows)
+        if td_errors is None:
+            masses = self._sampler.new_masses(rows)
+        else:
+            masses = self._sampler.masses(td_errors, rows)
+        keys = self._insert(lane_of_row, arrays)
+        self._sampler.tree.update(keys % self.capacity, masses)
+        return keys
+
+    def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:
+        """Gives rows new priorities, abs(td_error) + eps.
+
+        Parameters
+        ----------
+        keys : int64 array, shape (n,)
+            As `add` or `Batch.keys` returned them.  The last of duplicates wins.
+        td_errors : shape (n,) or (n, 1)
+            Signed; a list, an array, or a torch tensor on any device, with or without grad.
+
+        Returns
+        -------
+        int : how many were applied.  The rows of the others have been overwritten since; they
+        are counted in `stale_updates`.
+
+        Raises
+        ------
+        ValueError
+            A TD error that is NaN, infinite or too large; shapes that differ.
+        IndexError
+            A key that was never handed out.
+        """
+        given = self._as_keys(keys)
+        masses = self._sampler.masses(td_errors, len(given))
+        live = self._ring.live(given)
+        applied = int(np.count_nonzero(live))
+        if applied < len(given):
+            self._check_handed_out(given)
+            given, masses = given[live], masses[live]
+        self._sampler.tree.update(given % self.capacity, masses)
+        self.stale_updates += len(live) - applied
+        return applied
+
+    def _as_keys(self, keys: npt.ArrayLike) -> Int64s:
+        given = np.asarray(keys)
+        if given.dtype.kind not in "iu" and given.size:
+            raise TypeError(f"keys must be integers, got dtype {given.dtype}")
+        if given.ndim != 1:
+            raise ValueError(f"keys must have one axis, got shape {given.shape}")
+        return np.ascontiguousarray(given, np.int64)
+
+    def _check_handed_out(self, keys: Int64s) -> None:
+        wrong = (keys < 0) | (keys // self.lanes >= self._ring.heads[keys % self.lanes])
+        if wrong.any():
+            position = int(np.argmax(wrong))
+            raise IndexError(
+                f"keys must have been returned by add or sample, "
+                f"got {keys[position]} at position {position}"
+            )
+
+    def _state(self) -> checkpoint.State:
+        beta, step = self._sampler.beta_state
+        return super()._state() | {
+            "alpha": self.alpha,
+            "masses": self._sampler.tree.masses()[self._ring.live_slots()],
+            "beta": dataclasses.asdict(beta) if isinstance(beta, LinearSchedule) else beta,
+            "beta_step": step,
+            "stale_updates": self.stale_updates,
+        }
+
+    def _check_fits(self, state: checkpoint.State) -> None:
+        super()._check_fits(state)
+        if state["alpha"] != self.alpha:
+            raise ValueError(f"alpha must be that of the file, {state['alpha']}, got {self.alpha}")
+
+    def _restore(self, state: checkpoint.State) -> None:
+        super()._restore(state)
+        beta = state["beta"]
+        self._sampler.set_beta(
+            LinearSchedule(**beta) if isinstance(beta, dict) else beta, state["beta_step"]
+        )
+        self._sampler.replace_masses(self._ring.live_slots(), state["masses"])
+        self.stale_updates = state["stale_updates"]
+
+    def _arguments(self) -> dict[str, Any]:
+        sampler = self._sampler
+        return super()._arguments() | {
+            "alpha": sampler.alpha,
+            "eps": sampler.eps,
+            "weight_norm": sampler.weight_norm,
+            "stratified": sampler.stratified,
+            "fanout": sampler.tree.fanout,
+        }
+
+
+def _check_divides(capacity: int, lanes: int) -> None:
+    for name, value in (("capacity", capacity), ("lanes", lanes)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+        if value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
+    if capacity % lanes:
+        raise ValueError(f"capacity must be a multiple of lanes, got {capacity} and {lanes}")

@@ -1,0 +1,76 @@
+"""Named arrays in one file: written whole or not at all, refused unless whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+META = "meta"  # the entry that holds everything that is no array, as JSON
+FORMAT = "kary-replay 1"
+
+State = dict[str, Any]
+
+
+def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Writes `state` (arrays, and values that JSON can hold) to `path`.
+
+    The file is an uncompressed .npz. It takes the place of an older one only when it is
+    complete and on disk; an error leaves the older one as it was.
+    """
+    path = Path(path)
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    meta = {name: value for name, value in state.items() if name not in arrays}
+    meta["format"] = FORMAT
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(draft, "xb") as file:
+            np.savez(file, **arrays, **{META: np.array(json.dumps(meta, default=_plain))})
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | os.PathLike[str]) -> State:
+    """Reads what `save` wrote.
+
+    Raises ValueError for a file that is cut off, damaged, or something else; OSError if it
+    cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            state: State = {name: file[name] for name in file.files}
+        meta = json.loads(str(state.pop(META)))
+        if meta.pop("format") != FORMAT:
+            raise ValueError("another format")
+    except (ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{os.fspath(path)!r} is not a complete file of {FORMAT!r}") from error
+    return state | meta
+
+
+def generator_state(rng: np.random.Generator) -> State:
+    """The state of a generator, for `generator`."""
+    return dict(rng.bit_generator.state)
+
+
+def generator(state: State) -> np.random.Generator:
+    """A generator that goes on from `state`."""
+    bit_generator = getattr(np.random, state["bit_generator"])()
+    bit_generator.state = state
+    return np.random.Generator(bit_generator)
+
+
+def _plain(value: npt.NDArray[Any]) -> list[Any]:
+    """Arrays inside a generator's state (MT19937, Philox)."""
+    plain: list[Any] = value.tolist()
+    return plain

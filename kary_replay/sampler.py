@@ -1,0 +1,220 @@
+"""Which rows are drawn, and what they weigh: every formula of prioritized replay.
+
+After "Prioritized Experience Replay" (arXiv 1511.05952): section 3.3 for priority and
+probability, 3.4 for the importance weights, appendix B.2.1 for the strata.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kary_replay._ring import Ring
+from kary_replay._sum_tree import SumTree
+
+Float64s: TypeAlias = npt.NDArray[np.float64]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LinearSchedule:
+    """A number that moves from `start` to `end` in `steps` equal steps and stays there.
+
+    Raises ValueError unless both ends are finite and >= 0 and `steps` is >= 1.
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_number("start", self.start)
+        check_number("end", self.end)
+        if self.steps < 1:
+            raise ValueError(f"steps must be >= 1, got {self.steps}")
+
+    def at(self, step: int) -> float:
+        """The number after `step` steps."""
+        if step >= self.steps:
+            return float(self.end)
+        return self.start + (self.end - self.start) * (step / self.steps)
+
+
+class Draw(NamedTuple):
+    """What one draw of n rows says of them; each array has shape (n,)."""
+
+    slots: Int64s
+    probabilities: Float64s | None
+    weights: npt.NDArray[np.float32] | None
+
+
+class UniformSampler:
+    """Draws every live row of a ring with the same probability."""
+
+    def __init__(self, ring: Ring, rng: np.random.Generator) -> None:
+        self._ring = ring
+        self.rng = rng
+
+    def draw(self, size: int) -> Draw:
+        """Draws `size` rows with replacement from a ring that is not empty."""
+        counts = self._ring.counts()
+        nth = self.rng.integers(counts.sum(), size=size)
+        if (counts == counts[0]).all():  # then the live rows are the first slots
+            return Draw(nth, None, None)
+        ends = np.cumsum(counts)
+        lane = np.searchsorted(ends, nth, side="right")
+        row = nth - (ends - counts)[lane]
+        return Draw(row * self._ring.lanes + lane, None, None)
+
+
+class PrioritizedSampler:
+    """Draws rows with probability mass / total, and weighs them against the bias.
+
+        priority = abs(td_error) + eps
+        mass     = priority ** alpha                     what a leaf of the tree holds
+        weight   = (N * mass / total) ** -beta, over the largest such weight
+
+    The largest weight belongs to the smallest mass, so N and total cancel:
+    weight = (smallest mass / mass) ** beta.  Rows never written have mass 0, whatever alpha.
+
+    Parameters
+    ----------
+    capacity : number of rows
+    alpha : float >= 0.  0 draws uniformly.
+    beta : float >= 0, or a LinearSchedule that moves one step a draw.
+    eps : float >= 0
+    weight_norm : "batch" or "buffer".  Whose smallest mass: the batch's, or that of any row.
+    stratified : bool.  One target from each of n equal strata, or n independent targets.
+    fanout : of the sum tree
+    rng : where targets come from
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        alpha: float,
+        beta: float | LinearSchedule,
+        eps: float,
+        weight_norm: str,
+        stratified: bool,
+        fanout: int,
+        rng: np.random.Generator,
+    ) -> None:
+        if weight_norm not in ("batch", "buffer"):
+            raise ValueError(f"weight_norm must be 'batch' or 'buffer', got {weight_norm!r}")
+        self.alpha = check_number("alpha", alpha)
+        self.eps = check_number("eps", eps)
+        self.weight_norm = weight_norm
+        self.stratified = bool(stratified)
+        self.tree = SumTree(capacity, fanout)
+        self.rng = rng
+        self.set_beta(beta)
+        # A mass up to this can fill every leaf, and the total is still finite.
+        self._mass_limit = np.finfo(np.float64).max / (2 * capacity)
+
+    @property
+    def beta(self) -> float:
+        """The exponent of the next draw's weights."""
+        schedule, step = self.beta_state
+        return schedule if isinstance(schedule, float) else schedule.at(step)
+
+    @property
+    def beta_state(self) -> tuple[float | LinearSchedule, int]:
+        """Beta as it was set, and the draws since."""
+        return self._beta, self._beta_step
+
+    def set_beta(self, beta: float | LinearSchedule, step: int = 0) -> None:
+        """Takes a number or a schedule; a schedule goes on from `step`."""
+        self._beta = beta if isinstance(beta, LinearSchedule) else check_number("beta", beta)
+        self._beta_step = step
+
+    @property
+    def max_priority(self) -> float:
+        """The largest priority of any row; 1.0 without rows, or where alpha = 0 forgot them."""
+        largest = self.tree.largest()
+        if largest == 0.0 or self.alpha == 0.0:
+            return 1.0
+        return float(largest ** (1.0 / self.alpha))
+
+    def masses(self, td_errors: Any, size: int) -> Float64s:
+        """The masses of `size` TD errors, float64, shape (size,).
+
+        `td_errors` may be signed, of shape (size,) or (size, 1), a list, an array of any real
+        dtype, or a torch tensor on any device, with or without grad.
+
+        Raises
+        ------
+        ValueError
+            A TD error that is NaN or infinite or whose mass is too large for `size` of the
+            buffer's capacity to have a finite sum; another shape.
+        TypeError
+            Something that is not real numbers.
+        """
+        errors = _as_float64s(td_errors)
+        if errors.shape not in ((size,), (size, 1)) and not (size == 1 and errors.ndim == 0):
+            raise ValueError(
+                f"td_errors must have shape ({size},) or ({size}, 1), got {errors.shape}"
+            )
+        errors = errors.reshape(size)
+        with np.errstate(over="ignore"):  # reported below, by position
+            masses: Float64s = (np.abs(errors) + self.eps) ** self.alpha
+        allowed = masses <= self._mass_limit
+        allowed &= np.isfinite(errors)  # inf ** 0 is 1
+        if not allowed.all():
+            raise ValueError(self._refusal(errors, int(np.argmin(allowed))))
+        return masses
+
+    def _refusal(self, errors: Float64s, position: int) -> str:
+        error = errors[position]
+        if not math.isfinite(error):
+            return f"td_errors must be finite, got {error} at position {position}"
+        return (
+            f"td_errors must have masses <= {self._mass_limit:g}, "
+            f"got {error} at position {position} with alpha = {self.alpha}"
+        )
+
+    def new_masses(self, size: int) -> Float64s:
+        """Masses for `size` new rows: the largest in the tree, 1 if there is none."""
+        return np.full(size, self.tree.largest() or 1.0)
+
+    def replace_masses(self, slots: slice | Int64s, masses: Float64s) -> None:
+        """Gives `slots` their masses and all other rows none."""
+        tree = SumTree(self.tree.capacity, self.tree.fanout)
+        tree.update(np.arange(tree.capacity)[slots], masses)
+        self.tree = tree
+
+    def draw(self, size: int) -> Draw:
+        """Draws `size` rows with replacement, and takes one step of beta's schedule.
+
+        Raises ValueError where no row has a mass > 0.
+        """
+        fractions = self.rng.random(size)
+        if self.stratified:
+            fractions += np.arange(size)
+            fractions /= size
+        slots, masses, total = self.tree.draw(fractions)
+        smallest = masses.min() if self.weight_norm == "batch" else self.tree.smallest()
+        weights = ((smallest / masses) ** self.beta).astype(np.float32)
+        self._beta_step += 1
+        return Draw(slots, masses / total, weights)
+
+
+def check_number(name: str, value: float) -> float:
+    """`value` as a float; ValueError unless it is finite and >= 0."""
+    if not (np.ndim(value) == 0 and np.isreal(value) and 0.0 <= value < math.inf):
+        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+    return float(value)
+
+
+def _as_float64s(numbers: Any) -> Float64s:
+    if hasattr(numbers, "detach"):  # a torch tensor; .double() also takes bfloat16
+        numbers = numbers.detach().cpu().double().numpy()
+    array = np.asarray(numbers)
+    if array.dtype.kind not in "iuf" and array.size:
+        raise TypeError(f"td_errors must be real numbers, got dtype {array.dtype}")
+    return array.astype(np.float64, copy=False)

@@ -1,0 +1,36 @@
+"""Builds the compiled modules; everything else is static in pyproject.toml."""
+
+import os
+
+import numpy as np
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+DEBUG = os.environ.get("KARY_REPLAY_DEBUG") == "1"
+# -O3 unrolls the loops over a family; no -ffast-math (it may reorder the sums and drop
+# NaN checks) and no -march=native (one binary serves every machine of an architecture).
+FLAGS = ["/O2"] if os.name == "nt" else ["-O3"]
+
+setup(
+    ext_modules=cythonize(
+        [
+            Extension(
+                f"kary_replay.{name}",
+                [f"kary_replay/{name}.pyx"],
+                depends=["kary_replay/_family.h", "kary_replay/_extremes.pxd"],
+                include_dirs=[np.get_include()],
+                extra_compile_args=FLAGS,
+                define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+            )
+            for name in ("_sum_tree", "_ring")
+        ],
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": DEBUG,
+            "initializedcheck": DEBUG,
+            "wraparound": False,
+            "cdivision": not DEBUG,
+        },
+        force=True,  # a debug build must never be taken for a fresh one, nor the reverse
+    )
+)
