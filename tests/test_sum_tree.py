@@ -496,7 +496,8 @@ def test_a_copy_is_equal_and_independent(
 def memory(tree: SumTree, size: int) -> npt.NDArray[np.float64]:
     """The tree's own array of `size` doubles: in its memoryview the shape follows the address."""
     words = list((ctypes.c_int64 * (SumTree.__basicsize__ // 8)).from_address(id(tree)))
-    at = next(i for i, word in enumerate(words) if word == size and words[i + 8] == 8)
+    fields = range(3, len(words) - 8)  # behind the object's head
+    at = next(i for i in fields if words[i] == size and words[i + 8] == 8)
     return np.frombuffer((ctypes.c_double * size).from_address(words[at - 1]))
 
 
