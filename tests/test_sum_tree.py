@@ -203,6 +203,16 @@ def test_a_fraction_that_rounds_up_to_the_total_finds_the_last_mass(fanout: int)
     assert tree.draw([0.0, below_one, 1.0])[0].tolist() == [1, 3, 3]
 
 
+@pytest.mark.parametrize("fanout", FANOUTS)
+def test_the_whole_fraction_counts_as_the_largest_target(fanout: int) -> None:
+    """Even where masses are too small to show in the total, so that no target means them."""
+    for capacity in (2, 2 * fanout):  # one level and two
+        tree = SumTree(capacity, fanout)
+        tree.update([0, 1, capacity - 1], [1.0, 1e-300, 1e-300])
+        assert tree.find([np.nextafter(tree.total, 0.0)]).tolist() == [0]
+        assert tree.draw([1.0])[0].tolist() == [0]
+
+
 @pytest.mark.parametrize("wrong", [-TINY, np.nextafter(1.0, 2.0), 2.0, math.nan, math.inf])
 def test_a_fraction_outside_is_refused_with_its_position(wrong: float) -> None:
     with pytest.raises(ValueError, match=r"fractions must be in \[0, 1\].* at position 2"):
