@@ -141,13 +141,14 @@ class ReplayBuffer:
         ValueError, TypeError, IndexError
             A column or lane that does not fit its declaration; nothing is changed.
         """
-        count, arrays = self._schema.rows(columns)
-        rows = 1 if count is None else count
-        return self._insert(self._lanes_of(lanes, rows), arrays)
+        rows, arrays = self._schema.rows(columns)
+        keys, slots = self._ring.claim(self._lanes_of(lanes, rows))
+        self._ring.write(slots, arrays)
+        return keys
 
     def _lanes_of(self, lanes: npt.ArrayLike | None, rows: int) -> Int64s:
         if lanes is None:
-            if self.lanes == 1:
+            if self.lanes == 1 or rows == 0:
                 return np.zeros(rows, np.int64)
             if rows == self.lanes:
                 return np.arange(rows)
@@ -161,11 +162,6 @@ class ReplayBuffer:
             raise IndexError(f"lanes must be in 0 .. {self.lanes - 1}, got {given.tolist()}")
         return given.astype(np.int64)
 
-    def _insert(self, lanes: Int64s, arrays: list[Array]) -> Int64s:
-        keys = self._ring.claim(lanes)
-        self._ring.write(keys, arrays)
-        return keys
-
     def sample(self, batch_size: int) -> Batch:
         """Draws `batch_size` transitions with replacement; it may be larger than the buffer.
 
@@ -173,7 +169,7 @@ class ReplayBuffer:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-        if not self._ring.heads.any():
+        if len(self._ring) == 0:
             raise ValueError("cannot sample from an empty buffer")
         draw = self._sampler.draw(batch_size)
         arrays = dict(zip(self._schema.record.names or (), self._ring.read(draw.slots), strict=True))
@@ -342,15 +338,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             Initial TD errors, as `update_priorities` takes them.  Without them, new rows get
             the largest priority now in the buffer.
         """
-        count, arrays = self._schema.rows(columns)
-        rows = 1 if count is None else count
+        rows, arrays = self._schema.rows(columns)
         lane_of_row = self._lanes_of(lanes, rows)
         if td_errors is None:
             masses = self._sampler.new_masses(rows)
         else:
             masses = self._sampler.masses(td_errors, rows)
-        keys = self._insert(lane_of_row, arrays)
-        self._sampler.tree.update(keys % self.capacity, masses)
+        keys, slots = self._ring.claim(lane_of_row)
+        self._ring.write(slots, arrays)
+        self._sampler.tree.update(slots, masses)
         return keys
 
     def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:

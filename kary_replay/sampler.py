@@ -7,6 +7,7 @@ probability, 3.4 for the importance weights, appendix B.2.1 for the strata.
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -114,8 +115,8 @@ class PrioritizedSampler:
         self.tree = SumTree(capacity, fanout)
         self.rng = rng
         self.set_beta(beta)
-        # A mass up to this can fill every leaf, and the total is still finite.
-        self._mass_limit = np.finfo(np.float64).max / (2 * capacity)
+        self._priority_limit = _priority_limit(self.alpha, capacity)
+        self._strata = np.arange(0.0)
 
     @property
     def beta(self) -> float:
@@ -160,27 +161,25 @@ class PrioritizedSampler:
             raise ValueError(
                 f"td_errors must have shape ({size},) or ({size}, 1), got {errors.shape}"
             )
-        errors = errors.reshape(size)
-        with np.errstate(over="ignore"):  # reported below, by position
-            masses: Float64s = (np.abs(errors) + self.eps) ** self.alpha
-        allowed = masses <= self._mass_limit
-        allowed &= np.isfinite(errors)  # inf ** 0 is 1
-        if not allowed.all():
-            raise ValueError(self._refusal(errors, int(np.argmin(allowed))))
+        priorities = np.abs(errors.reshape(size))
+        priorities += self.eps
+        if not np.maximum.reduce(priorities, initial=0.0) <= self._priority_limit:
+            raise ValueError(self._refusal(errors.reshape(size), priorities))
+        masses: Float64s = priorities**self.alpha
         return masses
 
-    def _refusal(self, errors: Float64s, position: int) -> str:
-        error = errors[position]
-        if not math.isfinite(error):
-            return f"td_errors must be finite, got {error} at position {position}"
-        return (
-            f"td_errors must have masses <= {self._mass_limit:g}, "
-            f"got {error} at position {position} with alpha = {self.alpha}"
-        )
+    def _refusal(self, errors: Float64s, priorities: Float64s) -> str:
+        position = int(np.argmax(~(priorities <= self._priority_limit)))
+        rule = "must be finite"
+        if math.isfinite(errors[position]):
+            rule = f"must be smaller than {self._priority_limit:g} with alpha = {self.alpha}"
+        return f"td_errors {rule}, got {errors[position]} at position {position}"
 
     def new_masses(self, size: int) -> Float64s:
         """Masses for `size` new rows: the largest in the tree, 1 if there is none."""
-        return np.full(size, self.tree.largest() or 1.0)
+        masses = np.empty(size)
+        masses.fill(self.tree.largest() or 1.0)
+        return masses
 
     def replace_masses(self, slots: slice | Int64s, masses: Float64s) -> None:
         """Gives `slots` their masses and all other rows none."""
@@ -193,22 +192,42 @@ class PrioritizedSampler:
 
         Raises ValueError where no row has a mass > 0.
         """
+        slots, masses, total = self.tree.draw(self._fractions(size))
+        if self.weight_norm == "batch":
+            smallest = np.minimum.reduce(masses)
+        else:
+            smallest = self.tree.smallest()
+        weights = (smallest / masses) ** self.beta
+        self._beta_step += 1
+        return Draw(slots, masses / total, weights.astype(np.float32))
+
+    def _fractions(self, size: int) -> Float64s:
+        """Numbers in [0, 1]: the j-th of them in [j / size, (j + 1) / size], if stratified."""
         fractions = self.rng.random(size)
         if self.stratified:
-            fractions += np.arange(size)
+            if self._strata.size != size:
+                self._strata = np.arange(float(size))
+            fractions += self._strata
             fractions /= size
-        slots, masses, total = self.tree.draw(fractions)
-        smallest = masses.min() if self.weight_norm == "batch" else self.tree.smallest()
-        weights = ((smallest / masses) ** self.beta).astype(np.float32)
-        self._beta_step += 1
-        return Draw(slots, masses / total, weights)
+        return fractions
 
 
 def check_number(name: str, value: float) -> float:
-    """`value` as a float; ValueError unless it is finite and >= 0."""
-    if not (np.ndim(value) == 0 and np.isreal(value) and 0.0 <= value < math.inf):
-        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+    """`value` as a float; TypeError or ValueError unless it is a finite number >= 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
     return float(value)
+
+
+def _priority_limit(alpha: float, capacity: int) -> float:
+    """The largest priority whose mass can fill every leaf and leave the total finite."""
+    largest = np.finfo(np.float64).max
+    log_limit = math.log(largest) - math.log(2 * capacity)
+    if log_limit >= alpha * math.log(largest):
+        return float(largest)
+    return math.exp(log_limit / alpha)
 
 
 def _as_float64s(numbers: Any) -> Float64s:
