@@ -87,6 +87,25 @@ cdef class Ring:
             return slice(0, int(counts.sum()))
         return np.flatnonzero(np.arange(self.lane_capacity)[:, None] < counts)
 
+    def row_count(self, list arrays):
+        """Rows in one array for each field, or -1 if any is not of its field's dtype and shape.
+
+        One row may come without a leading axis, in all of them.
+        """
+        cdef tuple shape, column
+        cdef Py_ssize_t i
+        shape, _ = self.columns[0]
+        cdef bint one = cnp.PyArray_NDIM(arrays[0]) == len(shape)
+        cdef Py_ssize_t rows = 1 if one else len(arrays[0])
+        for i in range(self.n_fields):
+            column = <tuple>self.columns[i]
+            if not has_shape(arrays[i], <tuple>column[0], -1 if one else rows):
+                return -1
+            dtype = <object>cnp.PyArray_DESCR(arrays[i])
+            if dtype is not column[1] and dtype != column[1]:
+                return -1
+        return rows
+
     def claim(self, const int64_t[::1] lanes):
         """The next row of each row's lane: keys and slots, int64, shape (n,) each.
 
@@ -173,6 +192,19 @@ cdef class Ring:
         for f in range(self.n_fields):
             field = self.fields[f]
             copy(data[f] + i * field.size, &self.memory[slot, field.offset], field.size)
+
+
+cdef inline bint has_shape(cnp.ndarray array, tuple shape, Py_ssize_t rows):
+    """Whether array.shape == (rows, *shape), or == shape if rows is -1."""
+    cdef Py_ssize_t axis, lead = 0 if rows < 0 else 1
+    if cnp.PyArray_NDIM(array) != lead + len(shape):
+        return False
+    if lead and cnp.PyArray_DIM(array, 0) != rows:
+        return False
+    for axis in range(len(shape)):
+        if cnp.PyArray_DIM(array, lead + axis) != <Py_ssize_t>shape[axis]:
+            return False
+    return True
 
 
 cdef inline void copy(uint8_t* target, const uint8_t* source, int64_t size) noexcept nogil:

@@ -141,10 +141,19 @@ class ReplayBuffer:
         ValueError, TypeError, IndexError
             A column or lane that does not fit its declaration; nothing is changed.
         """
-        rows, arrays = self._schema.rows(columns)
+        rows, arrays = self._rows(columns)
         keys, slots = self._ring.claim(self._lanes_of(lanes, rows))
         self._ring.write(slots, arrays)
         return keys
+
+    def _rows(self, columns: dict[str, npt.ArrayLike]) -> tuple[int, list[Array]]:
+        """The number of rows in `columns`, and their arrays as the ring takes them."""
+        arrays = self._schema.arrays(columns)
+        rows = self._ring.row_count(arrays)
+        if rows < 0:
+            arrays = self._schema.cast(arrays)
+            rows = self._ring.row_count(arrays)
+        return rows, arrays
 
     def _lanes_of(self, lanes: npt.ArrayLike | None, rows: int) -> Int64s:
         if lanes is None:
@@ -338,7 +347,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             Initial TD errors, as `update_priorities` takes them.  Without them, new rows get
             the largest priority now in the buffer.
         """
-        rows, arrays = self._schema.rows(columns)
+        rows, arrays = self._rows(columns)
         lane_of_row = self._lanes_of(lanes, rows)
         if td_errors is None:
             masses = self._sampler.new_masses(rows)

@@ -36,45 +36,41 @@ class Schema:
             raise ValueError("columns must name at least one column")
         self.columns = {name: _declared(name, column) for name, column in columns.items()}
         self.record = _record(self.columns)
-        self._fields = [(name, *self.columns[name]) for name in self.record.names or ()]
+        self._names = self.record.names or ()
 
-    def rows(self, columns: Mapping[str, npt.ArrayLike]) -> tuple[int, list[Array]]:
-        """The columns as arrays of the declared dtypes, in the order of `record`.
+    def arrays(self, columns: Mapping[str, npt.ArrayLike]) -> list[Array]:
+        """The columns as arrays, in the order of `record`.  ValueError if any is not declared."""
+        if columns.keys() != self.columns.keys():
+            raise ValueError(_wrong_names(self.columns, columns))
+        return [np.asarray(columns[name]) for name in self._names]
 
-        Values must survive the cast to the declared dtype: integers exactly, floats up to
-        rounding.
+    def cast(self, arrays: list[Array]) -> list[Array]:
+        """Those arrays in the declared dtypes.
 
-        Returns
-        -------
-        The number of rows, and an array for each column.  One row may come without a leading
-        axis; its arrays have none either.
+        Values must survive the cast: integers exactly, floats up to rounding.
 
         Raises
         ------
         ValueError
-            A column missing, unknown, of a wrong shape, of another length than the first, or
-            with a value that its dtype cannot hold.
+            A wrong shape, another length than that of the first column, or a value that the
+            column's dtype cannot hold.
         TypeError
-            A column whose kind of number its dtype cannot hold at all.
+            A kind of number that the column's dtype cannot hold at all.
         """
-        if columns.keys() != self.columns.keys():
-            raise ValueError(_wrong_names(self.columns, columns))
-        leading = self._leading(columns)
-        arrays = []
-        for name, shape, dtype in self._fields:
-            array = np.asarray(columns[name])
+        leading = self._leading(arrays[0])
+        for name, array in zip(self._names, arrays, strict=True):
+            shape, _ = self.columns[name]
             if array.shape != leading + shape:
                 raise ValueError(_wrong_shape(name, array, shape, leading))
-            if array.dtype is not dtype and array.dtype != dtype:
-                array = _cast(name, array, dtype)
-            arrays.append(array)
-        return leading[0] if leading else 1, arrays
+        return [
+            _cast(name, array, self.columns[name][1])
+            for name, array in zip(self._names, arrays, strict=True)
+        ]
 
-    def _leading(self, columns: Mapping[str, npt.ArrayLike]) -> tuple[int, ...]:
+    def _leading(self, array: Array) -> tuple[int, ...]:
         """(n,), or () for one row without a leading axis: what the first column says."""
-        name, shape, _ = self._fields[0]
-        given = np.shape(columns[name])
-        return given[:1] if len(given) == len(shape) + 1 else ()
+        shape, _ = self.columns[self._names[0]]
+        return array.shape[:1] if array.ndim == len(shape) + 1 else ()
 
 
 def _declared(name: str, column: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -111,18 +107,19 @@ def _record(columns: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> np.
 
 
 def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
-    if not np.can_cast(array.dtype, dtype, "same_kind") and not (
-        array.dtype.kind in "iu" and dtype.kind in "biu"
-    ):
+    if array.dtype == dtype:
+        return array
+    whole = array.dtype.kind in "iu" and dtype.kind in "biu"
+    if not whole and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(f"column {name!r} is {dtype}, which cannot hold {array.dtype}")
-    with np.errstate(over="ignore"):  # reported below, by name
-        cast = array.astype(dtype)
-    if dtype.kind in "biu":
-        lost = cast != array
-    else:
-        lost = np.isinf(cast) & ~np.isinf(array)
-    if lost.any():
-        raise ValueError(f"column {name!r} is {dtype}, which cannot hold {array[lost].flat[0]}")
+    try:
+        with np.errstate(over="raise"):
+            cast = array.astype(dtype)
+    except FloatingPointError as error:
+        raise ValueError(f"column {name!r} is {dtype}, which cannot hold {array}") from error
+    if whole and not np.array_equal(cast, array):
+        lost = array[cast != array].flat[0]
+        raise ValueError(f"column {name!r} is {dtype}, which cannot hold {lost}")
     return cast
 
 
