@@ -336,7 +336,9 @@ cdef class SumTree:
                 distinct += 1
         return distinct
 
-    cdef void _recompute(self, const int64_t* families, int64_t count, int64_t level) noexcept nogil:
+    cdef void _recompute(
+        self, const int64_t* families, int64_t count, int64_t level
+    ) noexcept nogil:
         """Sets the parents' masses from their families on `level`."""
         cdef double[::1] mass = self.mass
         cdef int64_t parents = self.start[level - 1], here = self.start[level]
@@ -397,7 +399,7 @@ cdef class SumTree:
             out[begin + i] = first + _leaf(&mass[self.start[last] + first], fanout, rest[i])
 
     cdef double _range_sum(self, int64_t first, int64_t last) noexcept nogil:
-        """Sum of leaves first .. last - 1: what sticks out of whole families, then their parents."""
+        """Sum of leaves first .. last - 1: what sticks out of whole families, then the parents."""
         cdef int64_t level, mask = self.fanout - 1
         cdef double result = 0.0
         for level in range(self.depth - 1, -1, -1):

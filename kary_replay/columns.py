@@ -111,7 +111,7 @@ def _row_count(name: str, array: Array, shape: tuple[int, ...]) -> int | None:
     if array.shape == shape:
         return None
     if array.ndim == len(shape) + 1 and array.shape[1:] == shape:
-        return array.shape[0]
+        return len(array)
     raise ValueError(
         f"column {name!r} must have shape {shape} for one row or {('n', *shape)} for n, "
         f"got {array.shape}".replace("'n'", "n")
