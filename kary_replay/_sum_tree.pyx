@@ -82,10 +82,9 @@ cdef class SumTree:
 
     cdef _lay_out(self):
         """Puts all levels into one allocation, each family aligned to the cache lines."""
-        widths = [-(-self.capacity // self.fanout) * self.fanout]
+        widths = [_padded(self.capacity, self.fanout)]
         while widths[0] > self.fanout:
-            families = widths[0] // self.fanout
-            widths.insert(0, -(-families // self.fanout) * self.fanout)
+            widths.insert(0, _padded(widths[0] // self.fanout, self.fanout))
         self.depth = len(widths)
         for level, width in enumerate(widths):
             self.start[level + 1] = self.start[level] + width
@@ -337,7 +336,9 @@ cdef class SumTree:
                 distinct += 1
         return distinct
 
-    cdef void _recompute(self, const int64_t* families, int64_t count, int64_t level) noexcept nogil:
+    cdef void _recompute(
+        self, const int64_t* families, int64_t count, int64_t level
+    ) noexcept nogil:
         """Sets the parents' masses from their families on `level`."""
         cdef double[::1] mass = self.mass
         cdef int64_t parents = self.start[level - 1], here = self.start[level]
@@ -398,7 +399,7 @@ cdef class SumTree:
             out[begin + i] = first + _leaf(&mass[self.start[last] + first], fanout, rest[i])
 
     cdef double _range_sum(self, int64_t first, int64_t last) noexcept nogil:
-        """Sum of leaves first .. last - 1: what sticks out of whole families, then their parents."""
+        """Sum of leaves first .. last - 1: what sticks out of whole families, then the parents."""
         cdef int64_t level, mask = self.fanout - 1
         cdef double result = 0.0
         for level in range(self.depth - 1, -1, -1):
@@ -497,6 +498,14 @@ cdef _check_masses(const double[::1] masses):
     for i in range(masses.shape[0]):
         if not 0.0 <= masses[i] <= DBL_MAX:
             raise ValueError(f"masses must be finite and >= 0, got {masses[i]} at position {i}")
+
+
+cdef _padded(object nodes, object fanout):
+    """`nodes`, rounded up to whole families.
+
+    Python's integers, on purpose: C's division (cdivision) rounds a negative number up.
+    """
+    return -(-nodes // fanout) * fanout
 
 
 cdef _as_int(name, value):

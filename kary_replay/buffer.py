@@ -181,7 +181,9 @@ class ReplayBuffer:
         if len(self._ring) == 0:
             raise ValueError("cannot sample from an empty buffer")
         draw = self._sampler.draw(batch_size)
-        arrays = dict(zip(self._schema.record.names or (), self._ring.read(draw.slots), strict=True))
+        arrays = dict(
+            zip(self._schema.record.names or (), self._ring.read(draw.slots), strict=True)
+        )
         columns = {name: arrays[name] for name in self._schema.columns}
         return Batch(columns, self._ring.keys(draw.slots), draw)
 
