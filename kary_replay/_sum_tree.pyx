@@ -18,7 +18,7 @@ import numpy as np
 cimport cython
 from libc.float cimport DBL_MAX
 from libc.math cimport isfinite
-from libc.stdint cimport int64_t
+from libc.stdint cimport INT64_MAX, int64_t
 from libc.stdlib cimport free, malloc
 
 from kary_replay._extremes cimport block_bits, largest, smallest, widen
@@ -34,6 +34,9 @@ cdef enum:
     MAX_LEVELS = 63
     CHUNK = 64  # targets that go down together: enough to overlap their cache misses
     AHEAD = 8   # families between a prefetch and its use
+
+# Beyond it, the bytes of all nodes could not be counted in an int64.
+cdef int64_t MOST_LEAVES = <int64_t>1 << 56
 
 # What the mass of a parent holds while it waits to be recomputed; no sum of masses is negative.
 cdef double PENDING = -1.0
@@ -65,12 +68,12 @@ cdef class SumTree:
     cdef int64_t block_bits
     cdef double root
 
-    def __init__(self, capacity, fanout=8):
+    def __cinit__(self, capacity, fanout=8):
         capacity, fanout = _as_int("capacity", capacity), _as_int("fanout", fanout)
-        if capacity < 1:
-            raise ValueError(f"capacity must be >= 1, got {capacity}")
-        if fanout < 2 or fanout & (fanout - 1):
-            raise ValueError(f"fanout must be a power of two >= 2, got {fanout}")
+        if not 1 <= capacity <= MOST_LEAVES:
+            raise ValueError(f"capacity must be in 1 .. {MOST_LEAVES}, got {capacity}")
+        if not 2 <= fanout <= MOST_LEAVES or fanout & (fanout - 1):
+            raise ValueError(f"fanout must be a power of two in 2 .. {MOST_LEAVES}, got {fanout}")
         self.capacity, self.fanout = capacity, fanout
         self.fanout_bits = fanout.bit_length() - 1
         self._lay_out()
@@ -108,9 +111,9 @@ cdef class SumTree:
 
     @property
     def nbytes(self):
-        """Bytes of the nodes and of the bounds beside them."""
-        return 8 * (self.mass.shape[0] + self.sums.shape[0]
-                    + self.upper.shape[0] + self.lower.shape[0])
+        """Bytes of the nodes, of what aligns them, and of the bounds beside them."""
+        return CACHE_LINE + 8 * (self.mass.shape[0] + self.sums.shape[0]
+                                 + self.upper.shape[0] + self.lower.shape[0])
 
     def update(self, leaves, masses):
         """Set the masses of leaves.  All or nothing; the last of duplicate leaves wins.
@@ -167,7 +170,9 @@ cdef class SumTree:
         ValueError
             A target outside [0, total).
         """
-        cdef const double[::1] flat = _as_doubles("targets", targets)
+        shape = np.shape(targets)
+        cdef const double[::1] flat = _as_doubles(
+            "targets", targets if len(shape) <= 1 else np.ravel(targets))
         cdef Py_ssize_t bad = _first_outside(flat, self.root)
         if bad >= 0:
             raise ValueError(f"targets must be in [0, total), "
@@ -176,7 +181,7 @@ cdef class SumTree:
         cdef int64_t[::1] out = found
         with nogil:
             self._find(flat, 1.0, out)
-        return found if np.ndim(targets) == 1 else found.reshape(np.shape(targets))
+        return found if len(shape) == 1 else found.reshape(shape)
 
     def draw(self, fractions):
         """`find` at fractions of the total, with what a sampler needs of the same moment.
@@ -229,14 +234,14 @@ cdef class SumTree:
 
         Raises IndexError unless 0 <= start <= stop <= capacity.
         """
-        cdef int64_t first = _as_int("start", start)
-        cdef int64_t last = self.capacity if stop is None else _as_int("stop", stop)
-        if not 0 <= first <= last <= self.capacity:
+        start = _as_int("start", start)
+        stop = self.capacity if stop is None else _as_int("stop", stop)
+        if not 0 <= start <= stop <= self.capacity:
             raise IndexError(f"start and stop must be 0 <= start <= stop <= {self.capacity}, "
-                             f"got {first} and {last}")
-        if last == self.capacity:  # the padding is zeros, and whole families add up faster
-            last = self.leaves.shape[0]
-        return self._range_sum(first, last)
+                             f"got {start} and {stop}")
+        if stop == self.capacity:  # the padding is zeros, and whole families add up faster
+            stop = self.leaves.shape[0]
+        return self._range_sum(start, stop)
 
     def largest(self):
         """The largest mass; 0.0 if all are 0.  O(sqrt(capacity)), see _extremes.pxd."""
@@ -515,35 +520,51 @@ cdef _as_int(name, value):
 
 
 cdef const int64_t[::1] _as_leaves(leaves):
-    try:
-        return leaves
-    except (TypeError, ValueError):
-        return _converted_leaves(leaves)
+    if leaves is not None:  # which a memoryview may be
+        try:
+            return leaves
+        except (TypeError, ValueError):
+            pass
+    return _converted_leaves(leaves)
 
 
 cdef const double[::1] _as_doubles(name, numbers):
-    try:
-        return numbers
-    except (TypeError, ValueError):
-        return _converted_doubles(name, numbers)
+    if numbers is not None:
+        try:
+            return numbers
+        except (TypeError, ValueError):
+            pass
+    return _converted_doubles(name, numbers)
 
 
 cdef _converted_leaves(leaves):
     array = np.asarray(leaves)
+    if array.dtype.kind in "uO":
+        _refuse_beyond_int64(array)
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"leaves must be integers, got dtype {array.dtype}")
     if array.ndim > 1:
         raise ValueError(f"leaves must have one axis, got shape {array.shape}")
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise IndexError(f"leaves must be valid indices, got {array.max()}")
     return np.ascontiguousarray(array, np.int64)
+
+
+cdef _refuse_beyond_int64(array):
+    if array.dtype.kind == "u" and not (array > INT64_MAX).any():
+        return
+    for position, leaf in enumerate(array.ravel().tolist()):
+        if isinstance(leaf, int) and not -INT64_MAX <= leaf <= INT64_MAX:
+            raise IndexError(f"leaves must be in 0 .. capacity - 1, "
+                             f"got {leaf} at position {position}")
 
 
 cdef _converted_doubles(name, numbers):
     array = np.asarray(numbers)
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{name} must be real numbers, got dtype {array.dtype}")
-    return np.ascontiguousarray(array, np.float64).ravel()
+    if array.ndim > 1:
+        raise ValueError(f"{name} must have one axis, got shape {array.shape}")
+    with np.errstate(over="ignore"):  # what float64 cannot hold becomes inf, and is refused
+        return np.ascontiguousarray(array, np.float64)
 
 
 def _rebuilt(capacity, fanout, masses):
