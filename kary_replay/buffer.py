@@ -175,10 +175,13 @@ class ReplayBuffer:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         if not self._ring.heads.any():
             raise ValueError("cannot sample from an empty buffer")
-        draw = self._sampler.draw(batch_size)
+        draw = self._draw(batch_size)
         arrays = dict(zip(self._schema.record.names or (), self._ring.read(draw.slots), strict=True))
         columns = {name: arrays[name] for name in self._schema.columns}
         return Batch(columns, self._ring.keys(draw.slots), draw)
+
+    def _draw(self, size: int) -> Draw:
+        return self._sampler.draw(size)
 
     def view(self, name: str) -> Array:
         """The stored column itself, by slot, shape (capacity, *shape of one row).
@@ -260,9 +263,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         step a `sample`.
     eps : float >= 0
         What is added to abs(td_error); with 0, a row whose TD error is 0 is never drawn.
-    weight_norm : "batch" or "buffer"
-        Weights are divided by the largest in the batch, or by the largest that any row could
-        have.
+    weight_norm : "batch", "buffer" or "none"
+        Weights are divided by the largest in the batch, by the largest that any row could
+        have, or by nothing: then they are (N * probability) ** -beta, and can be above 1.
     stratified : bool
         One draw from each of batch_size equal strata of the total, or independent draws.
     fanout : int, a power of two
@@ -352,6 +355,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         keys = self._insert(lane_of_row, arrays)
         self._sampler.tree.update(keys % self.capacity, masses)
         return keys
+
+    def _draw(self, size: int) -> Draw:
+        return self._sampler.draw(size, len(self))
 
     def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:
         """Gives rows new priorities, abs(td_error) + eps.

@@ -76,10 +76,11 @@ class PrioritizedSampler:
 
         priority = abs(td_error) + eps
         mass     = priority ** alpha                     what a leaf of the tree holds
-        weight   = (N * mass / total) ** -beta, over the largest such weight
+        weight   = (N * mass / total) ** -beta           N is the number of live rows
 
-    The largest weight belongs to the smallest mass, so N and total cancel:
-    weight = (smallest mass / mass) ** beta.  Rows never written have mass 0, whatever alpha.
+    That is (mean mass / mass) ** beta.  Over the largest such weight, which belongs to the
+    smallest mass, it is (smallest mass / mass) ** beta: N and total cancel.  Rows never written
+    have mass 0, whatever alpha.
 
     Parameters
     ----------
@@ -87,7 +88,8 @@ class PrioritizedSampler:
     alpha : float >= 0.  0 draws uniformly.
     beta : float >= 0, or a LinearSchedule that moves one step a draw.
     eps : float >= 0
-    weight_norm : "batch" or "buffer".  Whose smallest mass: the batch's, or that of any row.
+    weight_norm : "batch", "buffer" or "none".  Over the largest weight in the batch, over that
+        of any row, or as they are.
     stratified : bool.  One target from each of n equal strata, or n independent targets.
     fanout : of the sum tree
     rng : where targets come from
@@ -105,8 +107,10 @@ class PrioritizedSampler:
         fanout: int,
         rng: np.random.Generator,
     ) -> None:
-        if weight_norm not in ("batch", "buffer"):
-            raise ValueError(f"weight_norm must be 'batch' or 'buffer', got {weight_norm!r}")
+        if weight_norm not in ("batch", "buffer", "none"):
+            raise ValueError(
+                f"weight_norm must be 'batch', 'buffer' or 'none', got {weight_norm!r}"
+            )
         self.alpha = check_number("alpha", alpha)
         self.eps = check_number("eps", eps)
         self.weight_norm = weight_norm
@@ -188,8 +192,10 @@ class PrioritizedSampler:
         tree.update(np.arange(tree.capacity)[slots], masses)
         self.tree = tree
 
-    def draw(self, size: int) -> Draw:
+    def draw(self, size: int, live: int | None = None) -> Draw:
         """Draws `size` rows with replacement, and takes one step of beta's schedule.
+
+        `live` is the number of live rows, which only weight_norm="none" needs.
 
         Raises ValueError where no row has a mass > 0.
         """
@@ -198,10 +204,30 @@ class PrioritizedSampler:
             fractions += np.arange(size)
             fractions /= size
         slots, masses, total = self.tree.draw(fractions)
-        smallest = masses.min() if self.weight_norm == "batch" else self.tree.smallest()
-        weights = ((smallest / masses) ** self.beta).astype(np.float32)
+        weights = self._weights(masses, live)
         self._beta_step += 1
         return Draw(slots, masses / total, weights)
+
+    def weights(self, slots: Int64s, live: int | None = None) -> npt.NDArray[np.float32]:
+        """What the rows of `slots` would weigh, drawn together now; 0 where the mass is 0."""
+        masses = self.tree.masses(slots)
+        weights = np.zeros(len(masses), np.float32)
+        drawable = masses > 0.0
+        if drawable.any():
+            weights[drawable] = self._weights(masses[drawable], live)
+        return weights
+
+    def _weights(self, masses: Float64s, live: int | None) -> npt.NDArray[np.float32]:
+        if self.weight_norm == "batch":
+            unit = masses.min()
+        elif self.weight_norm == "buffer":
+            unit = self.tree.smallest()
+        elif live is None:
+            raise ValueError("live must be the number of live rows with weight_norm='none'")
+        else:
+            unit = self.tree.total / live
+        weights: npt.NDArray[np.float32] = ((unit / masses) ** self.beta).astype(np.float32)
+        return weights
 
 
 def check_number(name: str, value: float) -> float:
