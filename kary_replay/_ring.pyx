@@ -144,8 +144,11 @@ cdef class Ring:
         return arrays
 
     cdef inline bint _is_live(self, int64_t key) noexcept nogil:
-        cdef int64_t number = key // self.lanes, head = self.head[key % self.lanes]
-        return 0 <= key and head - self.lane_capacity <= number < head
+        cdef int64_t number, head
+        if key < 0:  # C's remainder would be negative too, and no lane
+            return False
+        number, head = key // self.lanes, self.head[key % self.lanes]
+        return head - self.lane_capacity <= number < head
 
     cdef inline void _prefetch(self, int64_t slot) noexcept nogil:
         cdef int64_t byte = 0

@@ -82,10 +82,9 @@ cdef class SumTree:
 
     cdef _lay_out(self):
         """Puts all levels into one allocation, each family aligned to the cache lines."""
-        widths = [-(-self.capacity // self.fanout) * self.fanout]
+        widths = [_padded(self.capacity, self.fanout)]
         while widths[0] > self.fanout:
-            families = widths[0] // self.fanout
-            widths.insert(0, -(-families // self.fanout) * self.fanout)
+            widths.insert(0, _padded(widths[0] // self.fanout, self.fanout))
         self.depth = len(widths)
         for level, width in enumerate(widths):
             self.start[level + 1] = self.start[level] + width
@@ -497,6 +496,14 @@ cdef _check_masses(const double[::1] masses):
     for i in range(masses.shape[0]):
         if not 0.0 <= masses[i] <= DBL_MAX:
             raise ValueError(f"masses must be finite and >= 0, got {masses[i]} at position {i}")
+
+
+cdef _padded(object nodes, object fanout):
+    """`nodes`, rounded up to whole families.
+
+    Python's integers, on purpose: C's division (cdivision) rounds a negative number up.
+    """
+    return -(-nodes // fanout) * fanout
 
 
 cdef _as_int(name, value):
