@@ -178,9 +178,10 @@ class ReplayBuffer:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-        if len(self._ring) == 0:
+        live = len(self._ring)
+        if live == 0:
             raise ValueError("cannot sample from an empty buffer")
-        draw = self._sampler.draw(batch_size)
+        draw = self._sampler.draw(batch_size, live)
         arrays = dict(
             zip(self._schema.record.names or (), self._ring.read(draw.slots), strict=True)
         )
@@ -267,9 +268,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         step a `sample`.
     eps : float >= 0
         What is added to abs(td_error); with 0, a row whose TD error is 0 is never drawn.
-    weight_norm : "batch" or "buffer"
-        Weights are divided by the largest in the batch, or by the largest that any row could
-        have.
+    weight_norm : "batch", "buffer" or "none"
+        Weights are divided by the largest in the batch, by the largest that any row could
+        have, or by nothing: then they are (N * probability) ** -beta, and can be above 1.
     stratified : bool
         One draw from each of batch_size equal strata of the total, or independent draws.
     fanout : int, a power of two

@@ -60,10 +60,10 @@ class UniformSampler:
         self._ring = ring
         self.rng = rng
 
-    def draw(self, size: int) -> Draw:
-        """Draws `size` rows with replacement from a ring that is not empty."""
+    def draw(self, size: int, live: int) -> Draw:
+        """Draws `size` of the ring's `live` rows with replacement."""
         counts = self._ring.counts()
-        nth = self.rng.integers(counts.sum(), size=size)
+        nth = self.rng.integers(live, size=size)
         if (counts == counts[0]).all():  # then the live rows are the first slots
             return Draw(nth, None, None)
         ends = np.cumsum(counts)
@@ -77,10 +77,11 @@ class PrioritizedSampler:
 
         priority = abs(td_error) + eps
         mass     = priority ** alpha                     what a leaf of the tree holds
-        weight   = (N * mass / total) ** -beta, over the largest such weight
+        weight   = (N * mass / total) ** -beta           N is the number of live rows
 
-    The largest weight belongs to the smallest mass, so N and total cancel:
-    weight = (smallest mass / mass) ** beta.  Rows never written have mass 0, whatever alpha.
+    That is (mean mass / mass) ** beta.  Over the largest such weight, which belongs to the
+    smallest mass, it is (smallest mass / mass) ** beta: N and total cancel.  Rows never written
+    have mass 0, whatever alpha.
 
     Parameters
     ----------
@@ -88,7 +89,8 @@ class PrioritizedSampler:
     alpha : float >= 0.  0 draws uniformly.
     beta : float >= 0, or a LinearSchedule that moves one step a draw.
     eps : float >= 0
-    weight_norm : "batch" or "buffer".  Whose smallest mass: the batch's, or that of any row.
+    weight_norm : "batch", "buffer" or "none".  Over the largest weight in the batch, over that
+        of any row, or as they are.
     stratified : bool.  One target from each of n equal strata, or n independent targets.
     fanout : of the sum tree
     rng : where targets come from
@@ -106,8 +108,10 @@ class PrioritizedSampler:
         fanout: int,
         rng: np.random.Generator,
     ) -> None:
-        if weight_norm not in ("batch", "buffer"):
-            raise ValueError(f"weight_norm must be 'batch' or 'buffer', got {weight_norm!r}")
+        if weight_norm not in ("batch", "buffer", "none"):
+            raise ValueError(
+                f"weight_norm must be 'batch', 'buffer' or 'none', got {weight_norm!r}"
+            )
         self.alpha = check_number("alpha", alpha)
         self.eps = check_number("eps", eps)
         self.weight_norm = weight_norm
@@ -187,19 +191,15 @@ class PrioritizedSampler:
         tree.update(np.arange(tree.capacity)[slots], masses)
         self.tree = tree
 
-    def draw(self, size: int) -> Draw:
-        """Draws `size` rows with replacement, and takes one step of beta's schedule.
+    def draw(self, size: int, live: int) -> Draw:
+        """Draws `size` of `live` rows with replacement, and takes one step of beta's schedule.
 
         Raises ValueError where no row has a mass > 0.
         """
         slots, masses, total = self.tree.draw(self._fractions(size))
-        if self.weight_norm == "batch":
-            smallest = np.minimum.reduce(masses)
-        else:
-            smallest = self.tree.smallest()
-        weights = (smallest / masses) ** self.beta
+        weights = self._weights(masses, live)
         self._beta_step += 1
-        return Draw(slots, masses / total, weights.astype(np.float32))
+        return Draw(slots, masses / total, weights)
 
     def _fractions(self, size: int) -> Float64s:
         """Numbers in [0, 1]: the j-th of them in [j / size, (j + 1) / size], if stratified."""
@@ -208,8 +208,27 @@ class PrioritizedSampler:
             if self._strata.size != size:
                 self._strata = np.arange(float(size))
             fractions += self._strata
-            fractions /= size
+            fractions /= float(size)
         return fractions
+
+    def weights(self, slots: Int64s, live: int) -> npt.NDArray[np.float32]:
+        """What the rows of `slots` would weigh, drawn together now; 0 where the mass is 0."""
+        masses = self.tree.masses(slots)
+        weights = np.zeros(len(masses), np.float32)
+        drawable = masses > 0.0
+        if drawable.any():
+            weights[drawable] = self._weights(masses[drawable], live)
+        return weights
+
+    def _weights(self, masses: Float64s, live: int) -> npt.NDArray[np.float32]:
+        if self.weight_norm == "batch":
+            unit = np.minimum.reduce(masses)
+        elif self.weight_norm == "buffer":
+            unit = self.tree.smallest()
+        else:
+            unit = self.tree.total / live
+        weights: npt.NDArray[np.float32] = ((unit / masses) ** self.beta).astype(np.float32)
+        return weights
 
 
 def check_number(name: str, value: float) -> float:
