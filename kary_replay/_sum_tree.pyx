@@ -28,6 +28,7 @@ cdef extern from "_family.h" nogil:
     void prefetch "kary_prefetch"(const void* address)
     void prefetch_family "kary_prefetch_family"(const double* family, int64_t fanout)
     double below "kary_below"(double x)
+    double sum_before "kary_sum_before"(const double* sums, int64_t fanout, int64_t child)
     int64_t count_at_most "kary_count_at_most"(const double* sums, int64_t fanout, double target)
 
 cdef enum:
@@ -429,8 +430,7 @@ cdef inline int64_t _child(const double* sums, const int64_t fanout, double* res
     if rest[0] >= sums[fanout - 1]:
         rest[0] = below(sums[fanout - 1])
     child = count_at_most(sums, fanout, rest[0])
-    if child > 0:
-        rest[0] -= sums[child - 1]
+    rest[0] -= sum_before(sums, fanout, child)
     return child
 
 
