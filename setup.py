@@ -9,7 +9,7 @@ from setuptools import Extension, setup
 DEBUG = os.environ.get("KARY_REPLAY_DEBUG") == "1"
 # -O3 unrolls the loops over a family; no -ffast-math (it may reorder the sums and drop
 # NaN checks) and no -march=native (one binary serves every machine of an architecture).
-FLAGS = ["/O2"] if os.name == "nt" else ["-O3"]
+FLAGS = ["/O2"] if os.name == "nt" else ["-O3", "-g" if DEBUG else "-g0"]
 
 setup(
     ext_modules=cythonize(
@@ -32,5 +32,6 @@ setup(
             "cdivision": not DEBUG,
         },
         force=True,  # a debug build must never be taken for a fresh one, nor the reverse
-    )
+    ),
+    options={"build_ext": {"parallel": True}},
 )

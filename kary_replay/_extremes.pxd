@@ -38,29 +38,29 @@ cdef inline int64_t block_size(double[::1] leaves, int64_t block, int64_t bits) 
 
 cdef inline double largest(double[::1] leaves, double[::1] upper, int64_t bits) noexcept nogil:
     """The largest leaf; 0 if all are 0."""
-    cdef int64_t block, b
-    cdef double exact
+    cdef int64_t block
+    cdef double best, exact
     while True:
+        best = largest_of(&upper[0], upper.shape[0])
         block = 0
-        for b in range(1, upper.shape[0]):
-            if upper[b] > upper[block]:
-                block = b
+        while upper[block] != best:
+            block += 1
         exact = largest_of(&leaves[block << bits], block_size(leaves, block, bits))
-        if exact == upper[block]:
+        if exact == best:
             return exact
         upper[block] = exact
 
 
 cdef inline double smallest(double[::1] leaves, double[::1] lower, int64_t bits) noexcept nogil:
     """The smallest leaf > 0; infinity if all are 0."""
-    cdef int64_t block, b
-    cdef double exact
+    cdef int64_t block
+    cdef double best, exact
     while True:
+        best = smallest_of(&lower[0], lower.shape[0])
         block = 0
-        for b in range(1, lower.shape[0]):
-            if lower[b] < lower[block]:
-                block = b
+        while lower[block] != best:
+            block += 1
         exact = smallest_of(&leaves[block << bits], block_size(leaves, block, bits))
-        if exact == lower[block]:
+        if exact == best:
             return exact
         lower[block] = exact

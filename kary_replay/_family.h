@@ -60,6 +60,17 @@ static inline int64_t kary_count_at_most(const double *sums, int64_t fanout, dou
     return count;
 }
 
+/* sums[child - 1], or 0 for the first child; without a branch, for the same reason. */
+static inline double kary_sum_before(const double *sums, int64_t fanout, int64_t child)
+{
+    uint64_t bits;
+    double sum;
+    memcpy(&bits, sums + ((child - 1) & (fanout - 1)), sizeof bits);
+    bits &= -(uint64_t)(child > 0);
+    memcpy(&sum, &bits, sizeof sum);
+    return sum;
+}
+
 static inline double kary_max(double a, double b) { return a > b ? a : b; }
 static inline double kary_min(double a, double b) { return a < b ? a : b; }
 static inline double kary_if_positive(double x) { return x > 0.0 ? x : INFINITY; }

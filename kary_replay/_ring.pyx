@@ -22,7 +22,7 @@ cdef extern from "_family.h" nogil:
     void prefetch "kary_prefetch"(const void* address)
 
 cdef enum:
-    AHEAD = 8            # rows between a prefetch and the copy
+    AHEAD = 8             # rows between a prefetch and the copy
     PREFETCH_BYTES = 512  # of each row; the hardware follows longer ones by itself
 
 
@@ -36,7 +36,7 @@ cdef class Ring:
     """`capacity` rows of `dtype`, divided evenly among `lanes` rings that share no row.
 
     Arguments are the caller's to check: lanes, keys and slots in range, arrays of the fields'
-    own shape and dtype, C-contiguous.  A ring is for one thread at a time.
+    own shape and dtype.  A ring is for one thread at a time.
     """
 
     cdef readonly int64_t capacity
@@ -71,7 +71,10 @@ cdef class Ring:
 
     def __len__(self):
         """Number of live rows."""
-        return int(self.counts().sum())
+        cdef int64_t rows = 0
+        for lane in range(self.lanes):
+            rows += min(self.head[lane], self.lane_capacity)
+        return rows
 
     def counts(self):
         """Number of live rows in each lane, int64, shape (lanes,)."""
@@ -84,21 +87,45 @@ cdef class Ring:
             return slice(0, int(counts.sum()))
         return np.flatnonzero(np.arange(self.lane_capacity)[:, None] < counts)
 
+    def row_count(self, list arrays):
+        """Rows in one array for each field, or -1 if any is not of its field's dtype and shape.
+
+        One row may come without a leading axis, in all of them.
+        """
+        cdef tuple shape, column
+        cdef Py_ssize_t i
+        shape, _ = self.columns[0]
+        cdef bint one = cnp.PyArray_NDIM(arrays[0]) == len(shape)
+        cdef Py_ssize_t rows = 1 if one else len(arrays[0])
+        for i in range(self.n_fields):
+            column = <tuple>self.columns[i]
+            if not has_shape(arrays[i], <tuple>column[0], -1 if one else rows):
+                return -1
+            dtype = <object>cnp.PyArray_DESCR(arrays[i])
+            if dtype is not column[1] and dtype != column[1]:
+                return -1
+        return rows
+
     def claim(self, const int64_t[::1] lanes):
-        """The next key of each row's lane, int64, shape (n,).  The rows they replace are gone."""
-        keys = np.empty(lanes.shape[0], np.int64)
-        cdef int64_t[::1] out = keys
+        """The next row of each row's lane: keys and slots, int64, shape (n,) each.
+
+        What the slots held is gone, though its bytes stay until they are overwritten.  Of more
+        rows than a lane holds, the later ones get the slots of the earlier ones.
+        """
+        keys, slots = np.empty(lanes.shape[0], np.int64), np.empty(lanes.shape[0], np.int64)
+        cdef int64_t[::1] key = keys, slot = slots
         cdef Py_ssize_t i
         with nogil:
             for i in range(lanes.shape[0]):
-                out[i] = self.head[lanes[i]] * self.lanes + lanes[i]
+                key[i] = self.head[lanes[i]] * self.lanes + lanes[i]
+                slot[i] = key[i] % self.capacity
                 self.head[lanes[i]] += 1
-        return keys
+        return keys, slots
 
     def live(self, const int64_t[::1] keys):
         """Which keys were handed out and have not been overwritten, bool, shape (n,)."""
         result = np.empty(keys.shape[0], np.bool_)
-        cdef uint8_t[::1] out = result.view(np.uint8)
+        cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
         cdef Py_ssize_t i
         with nogil:
             for i in range(keys.shape[0]):
@@ -118,14 +145,13 @@ cdef class Ring:
                 out[i] = newest - (newest - slots[i]) % self.capacity
         return result
 
-    def write(self, const int64_t[::1] keys, list arrays):
-        """Copies row i of each field's array to the slot of keys[i], if that key is still live."""
+    def write(self, const int64_t[::1] slots, list arrays):
+        """Copies row i of each field's array to slots[i], in order."""
         cdef uint8_t** data = _addresses(arrays)
         cdef Py_ssize_t i
         with nogil:
-            for i in range(keys.shape[0]):
-                if self._is_live(keys[i]):
-                    self._copy_in(data, i, keys[i] % self.capacity)
+            for i in range(slots.shape[0]):
+                self._copy_in(data, i, slots[i])
         free(data)
 
     def read(self, const int64_t[::1] slots):
@@ -171,6 +197,19 @@ cdef class Ring:
             copy(data[f] + i * field.size, &self.memory[slot, field.offset], field.size)
 
 
+cdef inline bint has_shape(cnp.ndarray array, tuple shape, Py_ssize_t rows):
+    """Whether array.shape == (rows, *shape), or == shape if rows is -1."""
+    cdef Py_ssize_t axis, lead = 0 if rows < 0 else 1
+    if cnp.PyArray_NDIM(array) != lead + len(shape):
+        return False
+    if lead and cnp.PyArray_DIM(array, 0) != rows:
+        return False
+    for axis in range(len(shape)):
+        if cnp.PyArray_DIM(array, lead + axis) != <Py_ssize_t>shape[axis]:
+            return False
+    return True
+
+
 cdef inline void copy(uint8_t* target, const uint8_t* source, int64_t size) noexcept nogil:
     """memcpy, without its call for the scalars of a row."""
     if size == 4:
@@ -184,10 +223,15 @@ cdef inline void copy(uint8_t* target, const uint8_t* source, int64_t size) noex
 
 
 cdef uint8_t** _addresses(list arrays) except NULL:
-    """Where the arrays' bytes begin; the caller frees the table and keeps the arrays alive."""
+    """Where the arrays' bytes begin.  An array that is not contiguous is replaced in the list.
+
+    The caller frees the table and keeps the list alive as long.
+    """
     cdef uint8_t** data = <uint8_t**>malloc(len(arrays) * sizeof(void*))
     if data == NULL:
         raise MemoryError(f"no memory for {len(arrays)} addresses")
     for i, array in enumerate(arrays):
+        if not cnp.PyArray_IS_C_CONTIGUOUS(array):
+            arrays[i] = array = np.ascontiguousarray(array)
         data[i] = <uint8_t*>cnp.PyArray_DATA(array)
     return data

@@ -28,6 +28,7 @@ cdef extern from "_family.h" nogil:
     void prefetch "kary_prefetch"(const void* address)
     void prefetch_family "kary_prefetch_family"(const double* family, int64_t fanout)
     double below "kary_below"(double x)
+    double sum_before "kary_sum_before"(const double* sums, int64_t fanout, int64_t child)
     int64_t count_at_most "kary_count_at_most"(const double* sums, int64_t fanout, double target)
 
 cdef enum:
@@ -341,7 +342,9 @@ cdef class SumTree:
                 distinct += 1
         return distinct
 
-    cdef void _recompute(self, const int64_t* families, int64_t count, int64_t level) noexcept nogil:
+    cdef void _recompute(
+        self, const int64_t* families, int64_t count, int64_t level
+    ) noexcept nogil:
         """Sets the parents' masses from their families on `level`."""
         cdef double[::1] mass = self.mass
         cdef int64_t parents = self.start[level - 1], here = self.start[level]
@@ -402,7 +405,7 @@ cdef class SumTree:
             out[begin + i] = first + _leaf(&mass[self.start[last] + first], fanout, rest[i])
 
     cdef double _range_sum(self, int64_t first, int64_t last) noexcept nogil:
-        """Sum of leaves first .. last - 1: what sticks out of whole families, then their parents."""
+        """Sum of leaves first .. last - 1: what sticks out of whole families, then the parents."""
         cdef int64_t level, mask = self.fanout - 1
         cdef double result = 0.0
         for level in range(self.depth - 1, -1, -1):
@@ -427,8 +430,7 @@ cdef inline int64_t _child(const double* sums, const int64_t fanout, double* res
     if rest[0] >= sums[fanout - 1]:
         rest[0] = below(sums[fanout - 1])
     child = count_at_most(sums, fanout, rest[0])
-    if child > 0:
-        rest[0] -= sums[child - 1]
+    rest[0] -= sum_before(sums, fanout, child)
     return child
 
 

@@ -141,13 +141,23 @@ class ReplayBuffer:
         ValueError, TypeError, IndexError
             A column or lane that does not fit its declaration; nothing is changed.
         """
-        count, arrays = self._schema.rows(columns)
-        rows = 1 if count is None else count
-        return self._insert(self._lanes_of(lanes, rows), arrays)
+        rows, arrays = self._rows(columns)
+        keys, slots = self._ring.claim(self._lanes_of(lanes, rows))
+        self._ring.write(slots, arrays)
+        return keys
+
+    def _rows(self, columns: dict[str, npt.ArrayLike]) -> tuple[int, list[Array]]:
+        """The number of rows in `columns`, and their arrays as the ring takes them."""
+        arrays = self._schema.arrays(columns)
+        rows = self._ring.row_count(arrays)
+        if rows < 0:
+            arrays = self._schema.cast(arrays)
+            rows = self._ring.row_count(arrays)
+        return rows, arrays
 
     def _lanes_of(self, lanes: npt.ArrayLike | None, rows: int) -> Int64s:
         if lanes is None:
-            if self.lanes == 1:
+            if self.lanes == 1 or rows == 0:
                 return np.zeros(rows, np.int64)
             if rows == self.lanes:
                 return np.arange(rows)
@@ -161,11 +171,6 @@ class ReplayBuffer:
             raise IndexError(f"lanes must be in 0 .. {self.lanes - 1}, got {given.tolist()}")
         return given.astype(np.int64)
 
-    def _insert(self, lanes: Int64s, arrays: list[Array]) -> Int64s:
-        keys = self._ring.claim(lanes)
-        self._ring.write(keys, arrays)
-        return keys
-
     def sample(self, batch_size: int) -> Batch:
         """Draws `batch_size` transitions with replacement; it may be larger than the buffer.
 
@@ -173,10 +178,13 @@ class ReplayBuffer:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-        if not self._ring.heads.any():
+        live = len(self._ring)
+        if live == 0:
             raise ValueError("cannot sample from an empty buffer")
-        draw = self._sampler.draw(batch_size)
-        arrays = dict(zip(self._schema.record.names or (), self._ring.read(draw.slots), strict=True))
+        draw = self._sampler.draw(batch_size, live)
+        arrays = dict(
+            zip(self._schema.record.names or (), self._ring.read(draw.slots), strict=True)
+        )
         columns = {name: arrays[name] for name in self._schema.columns}
         return Batch(columns, self._ring.keys(draw.slots), draw)
 
@@ -260,9 +268,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         step a `sample`.
     eps : float >= 0
         What is added to abs(td_error); with 0, a row whose TD error is 0 is never drawn.
-    weight_norm : "batch" or "buffer"
-        Weights are divided by the largest in the batch, or by the largest that any row could
-        have.
+    weight_norm : "batch", "buffer" or "none"
+        Weights are divided by the largest in the batch, by the largest that any row could
+        have, or by nothing: then they are (N * probability) ** -beta, and can be above 1.
     stratified : bool
         One draw from each of batch_size equal strata of the total, or independent draws.
     fanout : int, a power of two
@@ -342,15 +350,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             Initial TD errors, as `update_priorities` takes them.  Without them, new rows get
             the largest priority now in the buffer.
         """
-        count, arrays = self._schema.rows(columns)
-        rows = 1 if count is None else count
+        rows, arrays = self._rows(columns)
         lane_of_row = self._lanes_of(lanes, rows)
         if td_errors is None:
             masses = self._sampler.new_masses(rows)
         else:
             masses = self._sampler.masses(td_errors, rows)
-        keys = self._insert(lane_of_row, arrays)
-        self._sampler.tree.update(keys % self.capacity, masses)
+        keys, slots = self._ring.claim(lane_of_row)
+        self._ring.write(slots, arrays)
+        self._sampler.tree.update(slots, masses)
         return keys
 
     def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:

@@ -26,13 +26,14 @@ def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     complete and on disk; an error leaves the older one as it was.
     """
     path = Path(path)
-    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    arrays: State = {name: each for name, each in state.items() if isinstance(each, np.ndarray)}
     meta = {name: value for name, value in state.items() if name not in arrays}
     meta["format"] = FORMAT
+    arrays[META] = np.array(json.dumps(meta, default=_plain))
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(draft, "xb") as file:
-            np.savez(file, **arrays, **{META: np.array(json.dumps(meta, default=_plain))})
+            np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -50,7 +51,7 @@ def load(path: str | os.PathLike[str]) -> State:
     try:
         with np.load(path, allow_pickle=False) as file:
             state: State = {name: file[name] for name in file.files}
-        meta = json.loads(str(state.pop(META)))
+        meta: State = json.loads(str(state.pop(META)))
         if meta.pop("format") != FORMAT:
             raise ValueError("another format")
     except (ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile) as error:

@@ -36,42 +36,41 @@ class Schema:
             raise ValueError("columns must name at least one column")
         self.columns = {name: _declared(name, column) for name, column in columns.items()}
         self.record = _record(self.columns)
-        self._names = self.columns.keys()
+        self._names = self.record.names or ()
 
-    def rows(self, columns: Mapping[str, npt.ArrayLike]) -> tuple[int | None, list[Array]]:
-        """The columns as arrays of the declared dtypes, C-contiguous, each with a leading axis.
+    def arrays(self, columns: Mapping[str, npt.ArrayLike]) -> list[Array]:
+        """The columns as arrays, in the order of `record`.  ValueError if any is not declared."""
+        if columns.keys() != self.columns.keys():
+            raise ValueError(_wrong_names(self.columns, columns))
+        return [np.asarray(columns[name]) for name in self._names]
 
-        Returns the number of rows, or None for one row given without a leading axis, and the
-        arrays in the order of `record`.  Values must survive the cast to the declared dtype:
-        integers exactly, floats up to rounding.
+    def cast(self, arrays: list[Array]) -> list[Array]:
+        """Those arrays in the declared dtypes.
+
+        Values must survive the cast: integers exactly, floats up to rounding.
 
         Raises
         ------
         ValueError
-            A column missing, unknown, of a wrong shape, or with a value that its dtype cannot
-            hold; columns of different lengths.
+            A wrong shape, another length than that of the first column, or a value that the
+            column's dtype cannot hold.
         TypeError
-            A column whose kind of number its dtype cannot hold at all.
+            A kind of number that the column's dtype cannot hold at all.
         """
-        if columns.keys() != self._names:
-            raise ValueError(_wrong_names(self.columns.keys(), columns.keys()))
-        arrays = []
-        count: int | None = -1
-        for name in self.record.names or ():
-            shape, dtype = self.columns[name]
-            array = np.asarray(columns[name])
-            rows = _row_count(name, array, shape)
-            if count == -1:
-                first, count = name, rows
-            elif rows != count:
-                raise ValueError(
-                    f"columns must have one length, got {_length(count)} of {first!r} "
-                    f"and {_length(rows)} of {name!r}"
-                )
-            if array.dtype != dtype:
-                array = _cast(name, array, dtype)
-            arrays.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
-        return count, arrays
+        leading = self._leading(arrays[0])
+        for name, array in zip(self._names, arrays, strict=True):
+            shape, _ = self.columns[name]
+            if array.shape != leading + shape:
+                raise ValueError(_wrong_shape(name, array, shape, leading))
+        return [
+            _cast(name, array, self.columns[name][1])
+            for name, array in zip(self._names, arrays, strict=True)
+        ]
+
+    def _leading(self, array: Array) -> tuple[int, ...]:
+        """(n,), or () for one row without a leading axis: what the first column says."""
+        shape, _ = self.columns[self._names[0]]
+        return array.shape[:1] if array.ndim == len(shape) + 1 else ()
 
 
 def _declared(name: str, column: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -107,39 +106,32 @@ def _record(columns: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> np.
     )
 
 
-def _row_count(name: str, array: Array, shape: tuple[int, ...]) -> int | None:
-    if array.shape == shape:
-        return None
-    if array.ndim == len(shape) + 1 and array.shape[1:] == shape:
-        return array.shape[0]
-    raise ValueError(
-        f"column {name!r} must have shape {shape} for one row or {('n', *shape)} for n, "
-        f"got {array.shape}".replace("'n'", "n")
-    )
-
-
 def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
-    if not np.can_cast(array.dtype, dtype, "same_kind") and not (
-        array.dtype.kind in "iu" and dtype.kind in "biu"
-    ):
+    if array.dtype == dtype:
+        return array
+    whole = array.dtype.kind in "iu" and dtype.kind in "biu"
+    if not whole and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(f"column {name!r} is {dtype}, which cannot hold {array.dtype}")
-    with np.errstate(over="ignore"):  # reported below, by name
-        cast = array.astype(dtype)
-    if dtype.kind in "biu":
-        lost = cast != array
-    else:
-        lost = np.isinf(cast) & ~np.isinf(array)
-    if lost.any():
-        raise ValueError(f"column {name!r} is {dtype}, which cannot hold {array[lost].flat[0]}")
+    try:
+        with np.errstate(over="raise"):
+            cast = array.astype(dtype)
+    except FloatingPointError as error:
+        raise ValueError(f"column {name!r} is {dtype}, which cannot hold {array}") from error
+    if whole and not np.array_equal(cast, array):
+        lost = array[cast != array].flat[0]
+        raise ValueError(f"column {name!r} is {dtype}, which cannot hold {lost}")
     return cast
 
 
-def _wrong_names(declared: Any, given: Any) -> str:
+def _wrong_names(declared: Mapping[str, Any], given: Mapping[str, Any]) -> str:
     missing = [name for name in declared if name not in given]
     unknown = [name for name in given if name not in declared]
     parts = [f"missing {missing}"] * bool(missing) + [f"unknown {unknown}"] * bool(unknown)
     return f"columns must be exactly {list(declared)}: " + ", ".join(parts)
 
 
-def _length(rows: int | None) -> str:
-    return "one row" if rows is None else f"{rows} rows"
+def _wrong_shape(name: str, array: Array, shape: tuple[int, ...], leading: tuple[int, ...]) -> str:
+    rule = f"column {name!r} must have shape {shape} for one row, (n, *{shape}) for n"
+    if leading and array.shape[1:] == shape:
+        return f"{rule}, with n = {leading[0]} in every column, got n = {array.shape[0]}"
+    return f"{rule}, and like the other columns, got {array.shape}"

@@ -7,6 +7,7 @@ probability, 3.4 for the importance weights, appendix B.2.1 for the strata.
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -59,10 +60,10 @@ class UniformSampler:
         self._ring = ring
         self.rng = rng
 
-    def draw(self, size: int) -> Draw:
-        """Draws `size` rows with replacement from a ring that is not empty."""
+    def draw(self, size: int, live: int) -> Draw:
+        """Draws `size` of the ring's `live` rows with replacement."""
         counts = self._ring.counts()
-        nth = self.rng.integers(counts.sum(), size=size)
+        nth = self.rng.integers(live, size=size)
         if (counts == counts[0]).all():  # then the live rows are the first slots
             return Draw(nth, None, None)
         ends = np.cumsum(counts)
@@ -76,10 +77,11 @@ class PrioritizedSampler:
 
         priority = abs(td_error) + eps
         mass     = priority ** alpha                     what a leaf of the tree holds
-        weight   = (N * mass / total) ** -beta, over the largest such weight
+        weight   = (N * mass / total) ** -beta           N is the number of live rows
 
-    The largest weight belongs to the smallest mass, so N and total cancel:
-    weight = (smallest mass / mass) ** beta.  Rows never written have mass 0, whatever alpha.
+    That is (mean mass / mass) ** beta.  Over the largest such weight, which belongs to the
+    smallest mass, it is (smallest mass / mass) ** beta: N and total cancel.  Rows never written
+    have mass 0, whatever alpha.
 
     Parameters
     ----------
@@ -87,7 +89,8 @@ class PrioritizedSampler:
     alpha : float >= 0.  0 draws uniformly.
     beta : float >= 0, or a LinearSchedule that moves one step a draw.
     eps : float >= 0
-    weight_norm : "batch" or "buffer".  Whose smallest mass: the batch's, or that of any row.
+    weight_norm : "batch", "buffer" or "none".  Over the largest weight in the batch, over that
+        of any row, or as they are.
     stratified : bool.  One target from each of n equal strata, or n independent targets.
     fanout : of the sum tree
     rng : where targets come from
@@ -105,8 +108,10 @@ class PrioritizedSampler:
         fanout: int,
         rng: np.random.Generator,
     ) -> None:
-        if weight_norm not in ("batch", "buffer"):
-            raise ValueError(f"weight_norm must be 'batch' or 'buffer', got {weight_norm!r}")
+        if weight_norm not in ("batch", "buffer", "none"):
+            raise ValueError(
+                f"weight_norm must be 'batch', 'buffer' or 'none', got {weight_norm!r}"
+            )
         self.alpha = check_number("alpha", alpha)
         self.eps = check_number("eps", eps)
         self.weight_norm = weight_norm
@@ -114,8 +119,8 @@ class PrioritizedSampler:
         self.tree = SumTree(capacity, fanout)
         self.rng = rng
         self.set_beta(beta)
-        # A mass up to this can fill every leaf, and the total is still finite.
-        self._mass_limit = np.finfo(np.float64).max / (2 * capacity)
+        self._priority_limit = _priority_limit(self.alpha, capacity)
+        self._strata = np.arange(0.0)
 
     @property
     def beta(self) -> float:
@@ -160,27 +165,25 @@ class PrioritizedSampler:
             raise ValueError(
                 f"td_errors must have shape ({size},) or ({size}, 1), got {errors.shape}"
             )
-        errors = errors.reshape(size)
-        with np.errstate(over="ignore"):  # reported below, by position
-            masses: Float64s = (np.abs(errors) + self.eps) ** self.alpha
-        allowed = masses <= self._mass_limit
-        allowed &= np.isfinite(errors)  # inf ** 0 is 1
-        if not allowed.all():
-            raise ValueError(self._refusal(errors, int(np.argmin(allowed))))
+        priorities = np.abs(errors.reshape(size))
+        priorities += self.eps
+        if not np.maximum.reduce(priorities, initial=0.0) <= self._priority_limit:
+            raise ValueError(self._refusal(errors.reshape(size), priorities))
+        masses: Float64s = priorities**self.alpha
         return masses
 
-    def _refusal(self, errors: Float64s, position: int) -> str:
-        error = errors[position]
-        if not math.isfinite(error):
-            return f"td_errors must be finite, got {error} at position {position}"
-        return (
-            f"td_errors must have masses <= {self._mass_limit:g}, "
-            f"got {error} at position {position} with alpha = {self.alpha}"
-        )
+    def _refusal(self, errors: Float64s, priorities: Float64s) -> str:
+        position = int(np.argmax(~(priorities <= self._priority_limit)))
+        rule = "must be finite"
+        if math.isfinite(errors[position]):
+            rule = f"must be smaller than {self._priority_limit:g} with alpha = {self.alpha}"
+        return f"td_errors {rule}, got {errors[position]} at position {position}"
 
     def new_masses(self, size: int) -> Float64s:
         """Masses for `size` new rows: the largest in the tree, 1 if there is none."""
-        return np.full(size, self.tree.largest() or 1.0)
+        masses = np.empty(size)
+        masses.fill(self.tree.largest() or 1.0)
+        return masses
 
     def replace_masses(self, slots: slice | Int64s, masses: Float64s) -> None:
         """Gives `slots` their masses and all other rows none."""
@@ -188,27 +191,62 @@ class PrioritizedSampler:
         tree.update(np.arange(tree.capacity)[slots], masses)
         self.tree = tree
 
-    def draw(self, size: int) -> Draw:
-        """Draws `size` rows with replacement, and takes one step of beta's schedule.
+    def draw(self, size: int, live: int) -> Draw:
+        """Draws `size` of `live` rows with replacement, and takes one step of beta's schedule.
 
         Raises ValueError where no row has a mass > 0.
         """
-        fractions = self.rng.random(size)
-        if self.stratified:
-            fractions += np.arange(size)
-            fractions /= size
-        slots, masses, total = self.tree.draw(fractions)
-        smallest = masses.min() if self.weight_norm == "batch" else self.tree.smallest()
-        weights = ((smallest / masses) ** self.beta).astype(np.float32)
+        slots, masses, total = self.tree.draw(self._fractions(size))
+        weights = self._weights(masses, live)
         self._beta_step += 1
         return Draw(slots, masses / total, weights)
 
+    def _fractions(self, size: int) -> Float64s:
+        """Numbers in [0, 1]: the j-th of them in [j / size, (j + 1) / size], if stratified."""
+        fractions = self.rng.random(size)
+        if self.stratified:
+            if self._strata.size != size:
+                self._strata = np.arange(float(size))
+            fractions += self._strata
+            fractions /= float(size)
+        return fractions
+
+    def weights(self, slots: Int64s, live: int) -> npt.NDArray[np.float32]:
+        """What the rows of `slots` would weigh, drawn together now; 0 where the mass is 0."""
+        masses = self.tree.masses(slots)
+        weights = np.zeros(len(masses), np.float32)
+        drawable = masses > 0.0
+        if drawable.any():
+            weights[drawable] = self._weights(masses[drawable], live)
+        return weights
+
+    def _weights(self, masses: Float64s, live: int) -> npt.NDArray[np.float32]:
+        if self.weight_norm == "batch":
+            unit = np.minimum.reduce(masses)
+        elif self.weight_norm == "buffer":
+            unit = self.tree.smallest()
+        else:
+            unit = self.tree.total / live
+        weights: npt.NDArray[np.float32] = ((unit / masses) ** self.beta).astype(np.float32)
+        return weights
+
 
 def check_number(name: str, value: float) -> float:
-    """`value` as a float; ValueError unless it is finite and >= 0."""
-    if not (np.ndim(value) == 0 and np.isreal(value) and 0.0 <= value < math.inf):
-        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+    """`value` as a float; TypeError or ValueError unless it is a finite number >= 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
     return float(value)
+
+
+def _priority_limit(alpha: float, capacity: int) -> float:
+    """The largest priority whose mass can fill every leaf and leave the total finite."""
+    largest = np.finfo(np.float64).max
+    log_limit = math.log(largest) - math.log(2 * capacity)
+    if log_limit >= alpha * math.log(largest):
+        return float(largest)
+    return math.exp(log_limit / alpha)
 
 
 def _as_float64s(numbers: Any) -> Float64s:
