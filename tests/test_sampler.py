@@ -89,7 +89,7 @@ def test_new_rows_get_a_priority_above_0_even_after_zeros() -> None:
     buffer = a_buffer(3, 6, eps=0.0)
     buffer.update_priorities([0, 1, 2], [0.0, 0.0, 0.0])
     assert buffer.max_priority == 1.0
-    with pytest.raises(ValueError, match="total .*is 0|mass"):
+    with pytest.raises(ValueError, match=r"total .*is 0|mass"):
         buffer.sample(1)
     buffer.add(x=3)
     assert set(buffer.sample(100).slots.tolist()) == {3}
@@ -360,7 +360,7 @@ def test_weights_of_extreme_ratios_are_finite(norm: str, beta: float) -> None:
 
 
 def test_weight_norm_is_one_of_its_names() -> None:
-    with pytest.raises(ValueError, match="weight_norm .*'sum'"):
+    with pytest.raises(ValueError, match=r"weight_norm .*'sum'"):
         PrioritizedReplayBuffer(4, COLUMNS, weight_norm="sum")
 
 
@@ -417,7 +417,7 @@ def test_a_wrong_beta_changes_nothing() -> None:
 
 @pytest.mark.parametrize("arguments", [(-1, 1, 3), (0, math.nan, 3), (0, 1, 0), (0, 1, -2)])
 def test_a_wrong_schedule_is_refused(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(ValueError, match="start|end|steps"):
+    with pytest.raises(ValueError, match=r"start|end|steps"):
         LinearSchedule(*arguments)
 
 
@@ -462,6 +462,6 @@ def test_a_draw_that_fails_changes_nothing() -> None:
     buffer = a_buffer(3, eps=0.0)
     buffer.update_priorities([0, 1, 2], [0.0, 0.0, 0.0])
     before = pickle.dumps(buffer)
-    with pytest.raises(ValueError, match="total .*is 0|mass"):
+    with pytest.raises(ValueError, match=r"total .*is 0|mass"):
         buffer.sample(4)
     assert pickle.dumps(buffer) == before
