@@ -229,11 +229,12 @@ class ReplayBuffer:
         }
 
     def _check_fits(self, state: checkpoint.State) -> None:
-        mine = (self._kind, self.capacity, self.lanes, self._schema.record)
-        theirs = (state["kind"], state["capacity"], len(state["heads"]), state["rows"].dtype)
-        for what, here, there in zip(
-            ("kind", "capacity", "lanes", "columns"), mine, theirs, strict=True
-        ):
+        kind = state.get("kind")  # anything may be missing from the file of something else
+        if kind != self._kind:
+            raise ValueError(f"kind must be that of the file, {kind!r}, got {self._kind!r}")
+        mine = (self.capacity, self.lanes, self._schema.record)
+        theirs = (state["capacity"], len(state["heads"]), state["rows"].dtype)
+        for what, here, there in zip(("capacity", "lanes", "columns"), mine, theirs, strict=True):
             if here != there:
                 raise ValueError(f"{what} must be that of the file, {there}, got {here}")
 

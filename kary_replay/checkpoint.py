@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -48,14 +47,19 @@ def load(path: str | os.PathLike[str]) -> State:
     Raises ValueError for a file that is cut off, damaged, or something else; OSError if it
     cannot be read.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            state: State = {name: file[name] for name in file.files}
-        meta: State = json.loads(str(state.pop(META)))
-        if meta.pop("format") != FORMAT:
-            raise ValueError("another format")
-    except (ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{os.fspath(path)!r} is not a complete file of {FORMAT!r}") from error
+    with open(path, "rb") as file:
+        try:
+            return _read(file)
+        except Exception as error:  # zipfile, zlib, NumPy and JSON have many names for damage
+            raise ValueError(f"{os.fspath(path)!r} is not a complete file of {FORMAT!r}") from error
+
+
+def _read(file: BinaryIO) -> State:
+    with np.load(file, allow_pickle=False) as archive:
+        state: State = {name: archive[name] for name in archive.files}
+    meta: State = json.loads(str(state.pop(META)))
+    if meta.pop("format") != FORMAT:
+        raise ValueError("another format")
     return state | meta
 
 
