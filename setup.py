@@ -3,7 +3,6 @@
 import os
 
 import numpy as np
-from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 DEBUG = os.environ.get("KARY_REPLAY_DEBUG") == "1"
@@ -12,26 +11,28 @@ DEBUG = os.environ.get("KARY_REPLAY_DEBUG") == "1"
 FLAGS = ["/O2"] if os.name == "nt" else ["-O3", "-g" if DEBUG else "-g0"]
 
 setup(
-    ext_modules=cythonize(
-        [
-            Extension(
-                f"kary_replay.{name}",
-                [f"kary_replay/{name}.pyx"],
-                depends=["kary_replay/_family.h", "kary_replay/_extremes.pxd"],
-                include_dirs=[np.get_include()],
-                extra_compile_args=FLAGS,
-                define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-            )
-            for name in ("_sum_tree", "_ring")
-        ],
-        compiler_directives={
-            "language_level": 3,
-            "boundscheck": DEBUG,
-            "initializedcheck": DEBUG,
-            "wraparound": False,
-            "cdivision": not DEBUG,
-        },
-        force=True,  # a debug build must never be taken for a fresh one, nor the reverse
-    ),
-    options={"build_ext": {"parallel": True}},
+    ext_modules=[
+        Extension(
+            f"kary_replay.{name}",
+            [f"kary_replay/{name}.pyx"],
+            depends=["kary_replay/_family.h", "kary_replay/_extremes.pxd"],
+            include_dirs=["kary_replay", np.get_include()],
+            extra_compile_args=FLAGS,
+            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        )
+        for name in ("_sum_tree", "_ring")
+    ],
+    options={
+        "build_ext": {
+            "cython_directives": {
+                "language_level": 3,
+                "boundscheck": DEBUG,
+                "initializedcheck": DEBUG,
+                "wraparound": False,
+                "cdivision": not DEBUG,
+            },
+            "cython_c_in_temp": True,  # no generated C among the sources
+            "force": True,  # a debug build must never be taken for a fresh one, nor the reverse
+        }
+    },
 )

@@ -48,7 +48,7 @@ cdef class Ring:
     cdef uint8_t[:, ::1] memory  # `rows` as bytes
     cdef Field* fields
     cdef Py_ssize_t n_fields
-    cdef list columns            # (shape, dtype) of each field, in the order of `fields`
+    cdef list columns            # (name, shape, dtype) of each field, in the order of `fields`
 
     def __cinit__(self, int64_t capacity, int64_t lanes, dtype):
         self.fields = <Field*>malloc(len(dtype.names) * sizeof(Field))
@@ -67,7 +67,7 @@ cdef class Ring:
         self.columns, self.n_fields = [], len(dtype.names)
         for i, (field, offset) in enumerate(dtype.fields[name] for name in dtype.names):
             self.fields[i] = Field(offset, field.itemsize)
-            self.columns.append((field.shape, field.base))
+            self.columns.append((dtype.names[i], field.shape, field.base))
 
     def __len__(self):
         """Number of live rows."""
@@ -87,24 +87,30 @@ cdef class Ring:
             return slice(0, int(counts.sum()))
         return np.flatnonzero(np.arange(self.lane_capacity)[:, None] < counts)
 
-    def row_count(self, list arrays):
-        """Rows in one array for each field, or -1 if any is not of its field's dtype and shape.
+    def arrays(self, dict columns):
+        """The values of `columns` in the order of the fields, and how many rows they are.
 
-        One row may come without a leading axis, in all of them.
+        None unless there is exactly one value for each field, of its shape (with a leading axis
+        of n, or in all of them without one: one row) and of its dtype.
         """
-        cdef tuple shape, column
-        cdef Py_ssize_t i
-        shape, _ = self.columns[0]
-        cdef bint one = cnp.PyArray_NDIM(arrays[0]) == len(shape)
-        cdef Py_ssize_t rows = 1 if one else len(arrays[0])
-        for i in range(self.n_fields):
-            column = <tuple>self.columns[i]
-            if not has_shape(arrays[i], <tuple>column[0], -1 if one else rows):
-                return -1
-            dtype = <object>cnp.PyArray_DESCR(arrays[i])
-            if dtype is not column[1] and dtype != column[1]:
-                return -1
-        return rows
+        cdef list arrays = []
+        cdef tuple column
+        cdef Py_ssize_t f, rows = -1
+        if len(columns) != self.n_fields:
+            return None
+        for f in range(self.n_fields):
+            column = self.columns[f]
+            if column[0] not in columns:
+                return None
+            array = columns[column[0]]
+            if not isinstance(array, cnp.ndarray):
+                array = np.asarray(array)
+            if f == 0 and cnp.PyArray_NDIM(array) == len(<tuple>column[1]) + 1:
+                rows = cnp.PyArray_DIM(array, 0)
+            if not fits(array, <tuple>column[1], column[2], rows):
+                return None
+            arrays.append(array)
+        return (1 if rows < 0 else rows), arrays
 
     def claim(self, const int64_t[::1] lanes):
         """The next row of each row's lane: keys and slots, int64, shape (n,) each.
@@ -156,7 +162,7 @@ cdef class Ring:
 
     def read(self, const int64_t[::1] slots):
         """Copies of the rows in `slots`: a new array for each field, shape (n, *field's shape)."""
-        arrays = [np.empty((slots.shape[0], *shape), dtype) for shape, dtype in self.columns]
+        arrays = [np.empty((slots.shape[0], *shape), dtype) for _, shape, dtype in self.columns]
         cdef uint8_t** data = _addresses(arrays)
         cdef Py_ssize_t i, n = slots.shape[0]
         with nogil:
@@ -197,8 +203,8 @@ cdef class Ring:
             copy(data[f] + i * field.size, &self.memory[slot, field.offset], field.size)
 
 
-cdef inline bint has_shape(cnp.ndarray array, tuple shape, Py_ssize_t rows):
-    """Whether array.shape == (rows, *shape), or == shape if rows is -1."""
+cdef inline bint fits(cnp.ndarray array, tuple shape, dtype, Py_ssize_t rows):
+    """Whether `array` has this dtype and the shape (rows, *shape), or `shape` if rows is -1."""
     cdef Py_ssize_t axis, lead = 0 if rows < 0 else 1
     if cnp.PyArray_NDIM(array) != lead + len(shape):
         return False
@@ -207,7 +213,8 @@ cdef inline bint has_shape(cnp.ndarray array, tuple shape, Py_ssize_t rows):
     for axis in range(len(shape)):
         if cnp.PyArray_DIM(array, lead + axis) != <Py_ssize_t>shape[axis]:
             return False
-    return True
+    here = <object>cnp.PyArray_DESCR(array)
+    return here is dtype or here == dtype
 
 
 cdef inline void copy(uint8_t* target, const uint8_t* source, int64_t size) noexcept nogil:

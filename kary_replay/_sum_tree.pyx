@@ -124,7 +124,7 @@ cdef class SumTree:
         Parameters
         ----------
         leaves : array-like of int, shape (n,)
-        masses : array-like of float, shape (n,), finite and >= 0
+        masses : array-like of float, shape (n,), finite and >= 0; or a float, for all of them
 
         Raises
         ------
@@ -136,22 +136,18 @@ cdef class SumTree:
             Leaves that are not integers, masses that are not numbers.
         """
         cdef const int64_t[::1] where = _as_leaves(leaves)
-        cdef const double[::1] what = _as_doubles("masses", masses)
+        cdef const double[::1] what
+        cdef double one
+        if isinstance(masses, float):
+            one = masses
+            self._update(where, &one, 0)
+            return
+        what = _as_doubles("masses", masses)
         if where.shape[0] != what.shape[0]:
             raise ValueError(f"leaves and masses must have one length, "
                              f"got {where.shape[0]} and {what.shape[0]}")
-        self._check_leaves(where)
-        _check_masses(what)
-        if where.shape[0] == 0:
-            return
-        # The total may only overflow where the masses are enormous: keep the way back open.
-        before = None
-        if self.root + where.shape[0] * _peak(what) > DBL_MAX / 2:
-            before = self.masses(leaves)
-        self._set(where, what)
-        if before is not None and not isfinite(self.root):
-            self._set(where, before)
-            raise ValueError("masses must have a finite total, and theirs is beyond float64")
+        if where.shape[0] > 0:
+            self._update(where, &what[0], 1)
 
     def find(self, targets):
         """The smallest leaf whose running sum over the leaves is larger than the target.
@@ -296,16 +292,31 @@ cdef class SumTree:
             raise IndexError(f"leaves must be in 0 .. {self.capacity - 1}, "
                              f"got {leaves[bad]} at position {bad}")
 
-    cdef _set(self, const int64_t[::1] leaves, const double[::1] masses):
+    cdef _update(self, const int64_t[::1] leaves, const double* masses, Py_ssize_t step):
+        """`update` to masses[i * step], so that step 0 gives all leaves one mass."""
+        cdef const double[::1] before
+        self._check_leaves(leaves)
+        cdef double peak = _checked_peak(masses, step, leaves.shape[0])
+        if self.root + leaves.shape[0] * peak <= DBL_MAX / 2:
+            self._set(leaves, masses, step)
+            return
+        # Only enormous masses come here: the total may overflow, so keep the way back open.
+        before = self.masses(leaves)
+        self._set(leaves, masses, step)
+        if not isfinite(self.root):
+            self._set(leaves, &before[0], 1)
+            raise ValueError("masses must have a finite total, and theirs is beyond float64")
+
+    cdef _set(self, const int64_t[::1] leaves, const double* masses, Py_ssize_t step):
         cdef int64_t* families = <int64_t*>malloc(leaves.shape[0] * sizeof(int64_t))
-        if families == NULL:
+        if families == NULL and leaves.shape[0] > 0:
             raise MemoryError(f"no memory for an update of {leaves.shape[0]} leaves")
         with nogil:
-            self._write(leaves, masses, families)
+            self._write(leaves, masses, step, families)
         free(families)
 
     cdef void _write(
-        self, const int64_t[::1] leaves, const double[::1] masses, int64_t* families
+        self, const int64_t[::1] leaves, const double* masses, Py_ssize_t step, int64_t* families
     ) noexcept nogil:
         """Writes the leaves, then recomputes each distinct family above them once."""
         cdef double[::1] mass = self.leaves
@@ -316,8 +327,8 @@ cdef class SumTree:
         for i in range(leaves.shape[0]):
             prefetch(&mass[leaves[i]])
         for i in range(leaves.shape[0]):
-            mass[leaves[i]] = masses[i]
-            widen(upper, lower, leaves[i] >> self.block_bits, masses[i])
+            mass[leaves[i]] = masses[i * step]
+            widen(upper, lower, leaves[i] >> self.block_bits, masses[i * step])
         if self.depth > 1:
             for i in range(leaves.shape[0]):
                 families[i] = leaves[i]
@@ -490,19 +501,15 @@ cdef Py_ssize_t _first_outside(const double[::1] targets, double total) noexcept
     return -1
 
 
-cdef double _peak(const double[::1] masses) noexcept nogil:
+cdef double _checked_peak(const double* masses, Py_ssize_t step, Py_ssize_t n) except -1.0:
+    """The largest of masses[i * step], i < n, after a look at each of them."""
     cdef double peak = 0.0
     cdef Py_ssize_t i
-    for i in range(masses.shape[0]):
-        peak = max(peak, masses[i])
-    return peak
-
-
-cdef _check_masses(const double[::1] masses):
-    cdef Py_ssize_t i
-    for i in range(masses.shape[0]):
+    for i in range(n if step else min(n, 1)):
         if not 0.0 <= masses[i] <= DBL_MAX:
             raise ValueError(f"masses must be finite and >= 0, got {masses[i]} at position {i}")
+        peak = max(peak, masses[i])
+    return peak
 
 
 cdef _padded(object nodes, object fanout):

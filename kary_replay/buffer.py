@@ -91,6 +91,7 @@ class ReplayBuffer:
         _check_divides(capacity, lanes)
         self._schema = Schema(columns)
         self._ring = Ring(capacity, lanes, self._schema.record)
+        self._each_lane = np.arange(lanes)
         self._sampler = UniformSampler(self._ring, np.random.default_rng(seed))
 
     @property
@@ -148,19 +149,18 @@ class ReplayBuffer:
 
     def _rows(self, columns: dict[str, npt.ArrayLike]) -> tuple[int, list[Array]]:
         """The number of rows in `columns`, and their arrays as the ring takes them."""
-        arrays = self._schema.arrays(columns)
-        rows = self._ring.row_count(arrays)
-        if rows < 0:
-            arrays = self._schema.cast(arrays)
-            rows = self._ring.row_count(arrays)
-        return rows, arrays
+        rows = self._ring.arrays(columns)
+        if rows is None:
+            rows = self._ring.arrays(self._schema.cast(columns))
+            assert rows is not None  # else cast would have raised
+        return rows
 
     def _lanes_of(self, lanes: npt.ArrayLike | None, rows: int) -> Int64s:
         if lanes is None:
+            if rows == len(self._each_lane):
+                return self._each_lane
             if self.lanes == 1 or rows == 0:
                 return np.zeros(rows, np.int64)
-            if rows == self.lanes:
-                return np.arange(rows)
             raise ValueError(f"lanes must say which of {self.lanes} each of {rows} rows belongs to")
         given = np.atleast_1d(np.asarray(lanes))
         if given.dtype.kind not in "iu":
@@ -354,7 +354,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         rows, arrays = self._rows(columns)
         lane_of_row = self._lanes_of(lanes, rows)
         if td_errors is None:
-            masses = self._sampler.new_masses(rows)
+            masses = self._sampler.new_mass()
         else:
             masses = self._sampler.masses(td_errors, rows)
         keys, slots = self._ring.claim(lane_of_row)

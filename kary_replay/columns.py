@@ -37,41 +37,34 @@ class Schema:
             raise ValueError("columns must name at least one column")
         self.columns = {name: _declared(name, column) for name, column in columns.items()}
         self.record = _record(self.columns)
-        self._names = self.record.names or ()
 
-    def arrays(self, columns: Mapping[str, npt.ArrayLike]) -> list[Array]:
-        """The columns as arrays, in the order of `record`.  ValueError if any is not declared."""
-        if columns.keys() != self.columns.keys():
-            raise ValueError(_wrong_names(self.columns, columns))
-        return [np.asarray(columns[name]) for name in self._names]
-
-    def cast(self, arrays: list[Array]) -> list[Array]:
-        """Those arrays in the declared dtypes.
+    def cast(self, columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """The columns as arrays of the declared dtypes.
 
         Values must survive the cast: integers exactly, floats up to rounding.
 
         Raises
         ------
         ValueError
-            A wrong shape, another length than that of the first column, or a value that the
-            column's dtype cannot hold.
+            A column missing, unknown, of a wrong shape, of another length than the first, or
+            with a value that its dtype cannot hold.
         TypeError
-            A kind of number that the column's dtype cannot hold at all.
+            A column whose kind of number its dtype cannot hold at all.
         """
-        leading = self._leading(arrays[0])
-        for name, array in zip(self._names, arrays, strict=True):
+        if columns.keys() != self.columns.keys():
+            raise ValueError(_wrong_names(self.columns, columns))
+        arrays = {name: np.asarray(columns[name]) for name in self.record.names or ()}
+        leading = self._leading(arrays)
+        for name, array in arrays.items():
             shape, _ = self.columns[name]
             if array.shape != leading + shape:
                 raise ValueError(_wrong_shape(name, array, shape, leading))
-        return [
-            _cast(name, array, self.columns[name][1])
-            for name, array in zip(self._names, arrays, strict=True)
-        ]
+        return {name: _cast(name, array, self.columns[name][1]) for name, array in arrays.items()}
 
-    def _leading(self, array: Array) -> tuple[int, ...]:
+    def _leading(self, arrays: Mapping[str, Array]) -> tuple[int, ...]:
         """(n,), or () for one row without a leading axis: what the first column says."""
-        shape, _ = self.columns[self._names[0]]
-        return array.shape[:1] if array.ndim == len(shape) + 1 else ()
+        name, array = next(iter(arrays.items()))
+        return array.shape[:1] if array.ndim == len(self.columns[name][0]) + 1 else ()
 
 
 def _declared(name: str, column: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -179,11 +179,9 @@ class PrioritizedSampler:
             rule = f"must be smaller than {self._priority_limit:g} with alpha = {self.alpha}"
         return f"td_errors {rule}, got {errors[position]} at position {position}"
 
-    def new_masses(self, size: int) -> Float64s:
-        """Masses for `size` new rows: the largest in the tree, 1 if there is none."""
-        masses = np.empty(size)
-        masses.fill(self.tree.largest() or 1.0)
-        return masses
+    def new_mass(self) -> float:
+        """The mass of new rows: the largest in the tree, 1 if there is none."""
+        return self.tree.largest() or 1.0
 
     def replace_masses(self, slots: slice | Int64s, masses: Float64s) -> None:
         """Gives `slots` their masses and all other rows none."""

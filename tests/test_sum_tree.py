@@ -422,7 +422,9 @@ WRONG_MASSES = [
     (np.ones((2, 1)), ValueError),
     ([1.0, 2.0, 3.0], ValueError),
     ([1.0], ValueError),
-    (1.0, ValueError),
+    (1, ValueError),
+    (math.nan, ValueError),
+    (HUGE, ValueError),
 ]
 
 
@@ -434,6 +436,14 @@ def test_wrong_masses_change_nothing(wrong: Any, error: type[Exception], fanout:
     with pytest.raises(error):
         tree.update([1, 3], wrong)
     assert (pickle.dumps(tree), tree.total, tree.largest(), tree.smallest()) == before
+    tree.check()
+
+
+def test_a_float_is_the_mass_of_all_the_leaves() -> None:
+    tree = tree_of([1.0, 2.0, 3.0, 0.1, 0.7], 2)
+    tree.update([1, 3, 3], 5.0)
+    tree.update([], 7.0)
+    assert tree.masses().tolist() == [1.0, 5.0, 3.0, 5.0, 0.7]
     tree.check()
 
 
