@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -80,7 +81,7 @@ def _declared(name: str, column: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
         raise ValueError(f"a column must not be called {name!r}: it is an argument of add")
     try:
         shape, dtype = column
-        shape, dtype = tuple(int(size) for size in shape), np.dtype(dtype)
+        shape, dtype = tuple(operator.index(size) for size in shape), np.dtype(dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(f"column {name!r} must be (shape, dtype), got {column!r}") from error
     if any(size < 1 for size in shape):

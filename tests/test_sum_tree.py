@@ -118,6 +118,20 @@ def test_zeros_at_both_ends_are_never_found(fanout: int) -> None:
     assert (masses[tree.find(targets)] > 0.0).all()
 
 
+@pytest.mark.parametrize("levels", [2, 3])
+@pytest.mark.parametrize("fanout", FANOUTS)
+def test_a_target_that_rounds_up_to_the_mass_of_its_part_stays_in_it(
+    fanout: int, levels: int
+) -> None:
+    """1.5 + mass rounds up to even, and so does the target less 1.5: to the mass itself."""
+    mass, target = 2.0**52 + 2, 2.0**52 + 3
+    assert (1.5 + mass, target - 1.5) == (2.0**52 + 4, mass)
+    tree = SumTree(fanout**levels, fanout)
+    leaf = fanout ** (levels - 1)
+    tree.update([0, leaf], [1.5, mass])
+    assert tree.find([1.0, 1.5, target]).tolist() == [0, leaf, leaf]
+
+
 @pytest.mark.parametrize("fanout", FANOUTS)
 def test_masses_over_three_hundred_decades(fanout: int) -> None:
     rng = np.random.default_rng(0)
@@ -187,6 +201,16 @@ def test_a_fraction_that_rounds_up_to_the_total_finds_the_last_mass(fanout: int)
     tree = tree_of([0, 1, 0, 0.7, 0], fanout)
     assert below_one * tree.total <= tree.total
     assert tree.draw([0.0, below_one, 1.0])[0].tolist() == [1, 3, 3]
+
+
+@pytest.mark.parametrize("fanout", FANOUTS)
+def test_the_whole_fraction_counts_as_the_largest_target(fanout: int) -> None:
+    """Even where masses are too small to show in the total, so that no target means them."""
+    for capacity in (2, 2 * fanout):  # one level and two
+        tree = SumTree(capacity, fanout)
+        tree.update([0, 1, capacity - 1], [1.0, 1e-300, 1e-300])
+        assert tree.find([np.nextafter(tree.total, 0.0)]).tolist() == [0]
+        assert tree.draw([1.0])[0].tolist() == [0]
 
 
 @pytest.mark.parametrize("wrong", [-TINY, np.nextafter(1.0, 2.0), 2.0, math.nan, math.inf])

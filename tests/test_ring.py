@@ -1,0 +1,129 @@
+"""The ring: which key and slot a row gets, for how long, and that its bytes arrive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kary_replay._ring import Ring
+
+NUMBER = np.dtype([("number", np.int64)])
+Int64s = npt.NDArray[np.int64]
+
+
+def int64s(*numbers: int) -> Int64s:
+    return np.array(numbers, np.int64)
+
+
+def test_keys_number_the_rows_of_each_lane() -> None:
+    ring = Ring(6, 3, NUMBER)  # two rows a lane
+    keys, slots = ring.claim(int64s(2, 0, 2))
+    assert (keys.tolist(), slots.tolist()) == ([2, 0, 5], [2, 0, 5])
+    keys, slots = ring.claim(int64s(2, 2, 1))
+    assert (keys.tolist(), slots.tolist()) == ([8, 11, 1], [2, 5, 1])
+    assert ring.heads.tolist() == [1, 1, 4]
+    assert ring.counts().tolist() == [1, 1, 2]
+    assert len(ring) == 4
+
+
+@pytest.mark.parametrize(
+    ("capacity", "lanes"), [(1, 1), (7, 1), (6, 2), (6, 6), (35, 7)]
+)
+def test_a_key_lives_until_its_lane_has_gone_round(capacity: int, lanes: int) -> None:
+    rng = np.random.default_rng(0)
+    ring = Ring(capacity, lanes, NUMBER)
+    inserted: list[list[int]] = [[] for _ in range(lanes)]
+    for _ in range(100):
+        lane_of_row = rng.integers(0, lanes, rng.integers(0, 2 * capacity))
+        keys, slots = ring.claim(lane_of_row)
+        assert (slots == keys % capacity).all()
+        assert (keys % lanes == lane_of_row).all()
+        for lane, key in zip(lane_of_row.tolist(), keys.tolist(), strict=True):
+            inserted[lane].append(key)
+        every = np.array([key for lane in inserted for key in lane], np.int64)
+        assert np.unique(every).size == every.size
+        newest = [key for lane in inserted for key in lane[-(capacity // lanes) :]]
+        assert every[ring.live(every)].tolist() == newest
+        assert len(ring) == len(newest)
+        held = np.sort(np.array(newest, np.int64) % capacity)
+        assert np.arange(capacity)[ring.live_slots()].tolist() == held.tolist()
+        assert sorted(ring.keys(held).tolist()) == sorted(newest)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_key_never_handed_out_is_not_live(lanes: int) -> None:
+    ring = Ring(6, lanes, NUMBER)
+    never = int64s(0, 1, 5, 6, -1, -2, -3, -6, 2**63 - 1, -(2**63))
+    assert not ring.live(never).any()
+    ring.claim(int64s(0))
+    assert ring.live(never).tolist() == [True] + [False] * 9
+
+
+FIELDS = np.dtype(
+    [
+        ("byte", np.uint8),
+        ("half", np.float16),
+        ("three", np.uint8, (3,)),
+        ("single", np.float32),
+        ("double", np.float64),
+        ("matrix", np.int16, (3, 5)),
+        ("wide", np.complex128),
+        ("image", np.uint8, (4, 30, 30)),
+    ]
+)
+
+
+def random_rows(rng: np.random.Generator, rows: int) -> list[npt.NDArray[Any]]:
+    """Arrays of any bytes, one for each field of FIELDS."""
+    arrays = []
+    for name in FIELDS.names or ():
+        dtype, shape = FIELDS[name].base, FIELDS[name].shape
+        size = rows * FIELDS[name].itemsize
+        arrays.append(np.frombuffer(rng.bytes(size), dtype).reshape(rows, *shape))
+    return arrays
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 40])
+def test_rows_come_back_byte_for_byte(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    ring = Ring(50, 1, FIELDS)
+    given = random_rows(rng, rows)
+    slots = rng.permutation(50)[:rows]
+    ring.write(slots, list(given))
+    order = rng.permutation(rows)
+    for array, back in zip(given, ring.read(slots[order]), strict=True):
+        assert (back.dtype, back.shape) == (array.dtype, array.shape)
+        assert back.tobytes() == array[order].tobytes()
+
+
+def test_a_row_touches_only_its_own_slot() -> None:
+    rng = np.random.default_rng(1)
+    ring = Ring(5, 1, FIELDS)
+    ring.write(np.arange(5), random_rows(rng, 5))
+    before = [row.tobytes() for row in ring.rows]
+    ring.write(int64s(3), random_rows(rng, 1))
+    after = [row.tobytes() for row in ring.rows]
+    assert [slot for slot in range(5) if before[slot] != after[slot]] == [3]
+
+
+def test_of_rows_for_one_slot_the_last_stays() -> None:
+    ring = Ring(3, 1, NUMBER)
+    ring.write(int64s(1, 2, 1), [int64s(10, 20, 30)])
+    assert ring.read(int64s(1, 2))[0].tolist() == [30, 20]
+
+
+def test_strided_arrays_are_written_and_left_alone() -> None:
+    ring = Ring(4, 1, np.dtype([("pair", np.int64, (2,))]))
+    given = np.arange(16).reshape(2, 8)[:, ::4].T  # neither C-contiguous nor dense
+    ring.write(int64s(2, 0), [given])
+    assert ring.read(int64s(2, 0))[0].tolist() == given.tolist() == [[0, 8], [4, 12]]
+
+
+def test_what_is_read_is_a_copy() -> None:
+    ring = Ring(2, 1, NUMBER)
+    ring.write(int64s(0, 1), [int64s(5, 6)])
+    ring.read(int64s(0, 1))[0][:] = 9
+    assert ring.read(int64s(0, 1))[0].tolist() == [5, 6]
