@@ -196,6 +196,8 @@ class PrioritizedSampler:
 
         Raises ValueError where no row has a mass > 0.
         """
+        if self.tree.total == 0.0:  # before the generator moves
+            raise ValueError("cannot draw where no row has a mass > 0")
         slots, masses, total = self.tree.draw(self._fractions(size))
         weights = self._weights(masses, live)
         self._beta_step += 1

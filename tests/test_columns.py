@@ -12,9 +12,7 @@ import pytest
 from kary_replay import ReplayBuffer
 
 
-def stored(
-    dtype: npt.DTypeLike, value: Any, shape: tuple[int, ...] = ()
-) -> npt.NDArray[Any]:
+def stored(dtype: npt.DTypeLike, value: Any, shape: tuple[int, ...] = ()) -> npt.NDArray[Any]:
     """What a column gives back for one row of `value`."""
     buffer = ReplayBuffer(2, {"x": (shape, dtype)}, seed=0)
     buffer.add(x=value)
@@ -132,9 +130,7 @@ def test_an_integer_reward_does_not_make_the_column_integer() -> None:
         (np.complex64, 2, 2 + 0j),
     ],
 )
-def test_values_that_survive_the_cast_are_taken(
-    dtype: Any, value: Any, want: Any
-) -> None:
+def test_values_that_survive_the_cast_are_taken(dtype: Any, value: Any, want: Any) -> None:
     result = stored(dtype, value)
     assert (result.dtype, result[()]) == (dtype, want)
 
@@ -214,14 +210,10 @@ ROWS = {
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_wrong_names_and_shapes_are_refused(
-    changes: dict[str, Any], named: str
-) -> None:
+def test_wrong_names_and_shapes_are_refused(changes: dict[str, Any], named: str) -> None:
     buffer = ReplayBuffer(8, COLUMNS, seed=0)
     before = pickle.dumps(buffer)
-    rows = {
-        name: value for name, value in (ROWS | changes).items() if value is not None
-    }
+    rows = {name: value for name, value in (ROWS | changes).items() if value is not None}
     with pytest.raises(ValueError, match=named):
         buffer.add(**rows)
     assert pickle.dumps(buffer) == before
@@ -230,11 +222,7 @@ def test_wrong_names_and_shapes_are_refused(
 def test_one_row_with_and_without_a_leading_axis_is_the_same() -> None:
     one, many = ReplayBuffer(8, COLUMNS, seed=0), ReplayBuffer(8, COLUMNS, seed=0)
     row: dict[str, Any] = {"obs": [1, 2, 3], "image": [[1, 2], [3, 4]], "reward": 0.5}
-    assert (
-        one.add(**row).tolist()
-        == many.add(**{n: [v] for n, v in row.items()}).tolist()
-        == [0]
-    )
+    assert one.add(**row).tolist() == many.add(**{n: [v] for n, v in row.items()}).tolist() == [0]
     assert one.view("obs")[0].tolist() == many.view("obs")[0].tolist() == [1, 2, 3]
     assert one.sample(1)["image"].tolist() == many.sample(1)["image"].tolist()
 

@@ -29,9 +29,7 @@ def test_keys_number_the_rows_of_each_lane() -> None:
     assert len(ring) == 4
 
 
-@pytest.mark.parametrize(
-    ("capacity", "lanes"), [(1, 1), (7, 1), (6, 2), (6, 6), (35, 7)]
-)
+@pytest.mark.parametrize(("capacity", "lanes"), [(1, 1), (7, 1), (6, 2), (6, 6), (35, 7)])
 def test_a_key_lives_until_its_lane_has_gone_round(capacity: int, lanes: int) -> None:
     rng = np.random.default_rng(0)
     ring = Ring(capacity, lanes, NUMBER)
