@@ -48,6 +48,7 @@ cdef class Ring:
     cdef uint8_t[:, ::1] memory  # `rows` as bytes
     cdef Field* fields
     cdef Py_ssize_t n_fields
+    cdef tuple names
     cdef list columns            # (name, shape, dtype) of each field, in the order of `fields`
 
     def __cinit__(self, int64_t capacity, int64_t lanes, dtype):
@@ -64,7 +65,7 @@ cdef class Ring:
         self.memory = self.rows.view(np.uint8).reshape(capacity, -1)
         self.heads = np.zeros(lanes, np.int64)
         self.head = self.heads
-        self.columns, self.n_fields = [], len(dtype.names)
+        self.names, self.columns, self.n_fields = dtype.names, [], len(dtype.names)
         for i, (field, offset) in enumerate(dtype.fields[name] for name in dtype.names):
             self.fields[i] = Field(offset, field.itemsize)
             self.columns.append((dtype.names[i], field.shape, field.base))
@@ -90,7 +91,7 @@ cdef class Ring:
     def arrays(self, dict columns):
         """The values of `columns` in the order of the fields, and how many rows they are.
 
-        None unless there is exactly one value for each field, of its shape (with a leading axis
+        None unless there is exactly one array or NumPy scalar for each field, of its shape (with a leading axis
         of n, or in all of them without one: one row) and of its dtype.
         """
         cdef list arrays = []
@@ -104,6 +105,8 @@ cdef class Ring:
                 return None
             array = columns[column[0]]
             if not isinstance(array, cnp.ndarray):
+                if not cnp.PyArray_CheckScalar(array):
+                    return None
                 array = np.asarray(array)
             if f == 0 and cnp.PyArray_NDIM(array) == len(<tuple>column[1]) + 1:
                 rows = cnp.PyArray_DIM(array, 0)
@@ -142,13 +145,14 @@ cdef class Ring:
         """The key that each slot holds now, int64, shape (n,).  Only for slots that hold a row."""
         result = np.empty(slots.shape[0], np.int64)
         cdef int64_t[::1] out = result
-        cdef int64_t newest
+        cdef int64_t lanes = self.lanes, capacity = self.capacity, lane, newest
         cdef Py_ssize_t i
         with nogil:
             for i in range(slots.shape[0]):
+                lane = slots[i] % lanes
                 # All keys of a slot differ by multiples of capacity; the newest is at most this:
-                newest = (self.head[slots[i] % self.lanes] - 1) * self.lanes + slots[i] % self.lanes
-                out[i] = newest - (newest - slots[i]) % self.capacity
+                newest = (self.head[lane] - 1) * lanes + lane
+                out[i] = newest - (newest - slots[i]) % capacity
         return result
 
     def write(self, const int64_t[::1] slots, list arrays):
@@ -161,7 +165,7 @@ cdef class Ring:
         free(data)
 
     def read(self, const int64_t[::1] slots):
-        """Copies of the rows in `slots`: a new array for each field, shape (n, *field's shape)."""
+        """Copies of the rows in `slots`: name to a new array, shape (n, *shape of the field)."""
         arrays = [np.empty((slots.shape[0], *shape), dtype) for _, shape, dtype in self.columns]
         cdef uint8_t** data = _addresses(arrays)
         cdef Py_ssize_t i, n = slots.shape[0]
@@ -173,7 +177,7 @@ cdef class Ring:
                     self._prefetch(slots[i + AHEAD])
                 self._copy_out(data, i, slots[i])
         free(data)
-        return arrays
+        return dict(zip(self.names, arrays))
 
     cdef inline bint _is_live(self, int64_t key) noexcept nogil:
         cdef int64_t number, head
@@ -183,10 +187,12 @@ cdef class Ring:
         return head - self.lane_capacity <= number < head
 
     cdef inline void _prefetch(self, int64_t slot) noexcept nogil:
-        cdef int64_t byte = 0
-        while byte < min(self.memory.shape[1], PREFETCH_BYTES):
-            prefetch(&self.memory[slot, byte])
+        cdef const uint8_t* row = &self.memory[slot, 0]
+        cdef int64_t byte = 0, end = min(self.memory.shape[1], PREFETCH_BYTES)
+        while byte < end:
+            prefetch(row + byte)
             byte += CACHE_LINE
+        prefetch(row + end - 1)  # a row need not begin with a cache line
 
     cdef inline void _copy_in(self, uint8_t** data, Py_ssize_t i, int64_t slot) noexcept nogil:
         cdef Field field

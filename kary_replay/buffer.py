@@ -14,6 +14,7 @@ from kary_replay._ring import Ring
 from kary_replay.columns import Array, Columns, Schema
 from kary_replay.sampler import (
     Draw,
+    Float64s,
     Int64s,
     LinearSchedule,
     PrioritizedSampler,
@@ -112,7 +113,7 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes of rows and of all that is kept beside them."""
-        return self._ring.rows.nbytes + self._ring.heads.nbytes
+        return self._ring.rows.nbytes + self._ring.heads.nbytes + self._each_lane.nbytes
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -149,11 +150,11 @@ class ReplayBuffer:
 
     def _rows(self, columns: dict[str, npt.ArrayLike]) -> tuple[int, list[Array]]:
         """The number of rows in `columns`, and their arrays as the ring takes them."""
-        rows = self._ring.arrays(columns)
-        if rows is None:
-            rows = self._ring.arrays(self._schema.cast(columns))
-            assert rows is not None  # else cast would have raised
-        return rows
+        fitting = self._ring.arrays(columns)
+        if fitting is None:
+            fitting = self._ring.arrays(self._schema.cast(columns))
+            assert fitting is not None  # else cast would have raised
+        return fitting
 
     def _lanes_of(self, lanes: npt.ArrayLike | None, rows: int) -> Int64s:
         if lanes is None:
@@ -182,10 +183,8 @@ class ReplayBuffer:
         if live == 0:
             raise ValueError("cannot sample from an empty buffer")
         draw = self._sampler.draw(batch_size, live)
-        arrays = dict(
-            zip(self._schema.record.names or (), self._ring.read(draw.slots), strict=True)
-        )
-        columns = {name: arrays[name] for name in self._schema.columns}
+        rows = self._ring.read(draw.slots)
+        columns = {name: rows[name] for name in self._schema.columns}
         return Batch(columns, self._ring.keys(draw.slots), draw)
 
     def view(self, name: str) -> Array:
@@ -353,6 +352,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """
         rows, arrays = self._rows(columns)
         lane_of_row = self._lanes_of(lanes, rows)
+        masses: float | Float64s
         if td_errors is None:
             masses = self._sampler.new_mass()
         else:

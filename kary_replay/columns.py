@@ -53,7 +53,7 @@ class Schema:
         """
         if columns.keys() != self.columns.keys():
             raise ValueError(_wrong_names(self.columns, columns))
-        arrays = {name: np.asarray(columns[name]) for name in self.record.names or ()}
+        arrays = {name: _as_array(name, columns[name]) for name in self.record.names or ()}
         leading = self._leading(arrays)
         for name, array in arrays.items():
             shape, _ = self.columns[name]
@@ -98,6 +98,13 @@ def _record(columns: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> np.
             "itemsize": -(-int(offsets[-1]) // alignment) * alignment,
         }
     )
+
+
+def _as_array(name: str, values: npt.ArrayLike) -> Array:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"column {name!r} must be an array, got {values!r}") from error
 
 
 def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:

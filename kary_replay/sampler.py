@@ -120,7 +120,6 @@ class PrioritizedSampler:
         self.rng = rng
         self.set_beta(beta)
         self._priority_limit = _priority_limit(self.alpha, capacity)
-        self._strata = np.arange(0.0)
 
     @property
     def beta(self) -> float:
@@ -205,9 +204,7 @@ class PrioritizedSampler:
         """Numbers in [0, 1]: the j-th of them in [j / size, (j + 1) / size], if stratified."""
         fractions = self.rng.random(size)
         if self.stratified:
-            if self._strata.size != size:
-                self._strata = np.arange(float(size))
-            fractions += self._strata
+            fractions += np.arange(float(size))
             fractions /= float(size)
         return fractions
 

@@ -92,7 +92,9 @@ def test_rows_come_back_byte_for_byte(rows: int) -> None:
     slots = rng.permutation(50)[:rows]
     ring.write(slots, list(given))
     order = rng.permutation(rows)
-    for array, back in zip(given, ring.read(slots[order]), strict=True):
+    read = ring.read(slots[order])
+    assert list(read) == list(FIELDS.names or ())
+    for array, back in zip(given, read.values(), strict=True):
         assert (back.dtype, back.shape) == (array.dtype, array.shape)
         assert back.tobytes() == array[order].tobytes()
 
@@ -110,18 +112,18 @@ def test_a_row_touches_only_its_own_slot() -> None:
 def test_of_rows_for_one_slot_the_last_stays() -> None:
     ring = Ring(3, 1, NUMBER)
     ring.write(int64s(1, 2, 1), [int64s(10, 20, 30)])
-    assert ring.read(int64s(1, 2))[0].tolist() == [30, 20]
+    assert ring.read(int64s(1, 2))["number"].tolist() == [30, 20]
 
 
 def test_strided_arrays_are_written_and_left_alone() -> None:
     ring = Ring(4, 1, np.dtype([("pair", np.int64, (2,))]))
     given = np.arange(16).reshape(2, 8)[:, ::4].T  # neither C-contiguous nor dense
     ring.write(int64s(2, 0), [given])
-    assert ring.read(int64s(2, 0))[0].tolist() == given.tolist() == [[0, 8], [4, 12]]
+    assert ring.read(int64s(2, 0))["pair"].tolist() == given.tolist() == [[0, 8], [4, 12]]
 
 
 def test_what_is_read_is_a_copy() -> None:
     ring = Ring(2, 1, NUMBER)
     ring.write(int64s(0, 1), [int64s(5, 6)])
-    ring.read(int64s(0, 1))[0][:] = 9
-    assert ring.read(int64s(0, 1))[0].tolist() == [5, 6]
+    ring.read(int64s(0, 1))["number"][:] = 9
+    assert ring.read(int64s(0, 1))["number"].tolist() == [5, 6]

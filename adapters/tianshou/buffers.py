@@ -116,7 +116,7 @@ class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
     def init_weight(self, index: int | npt.NDArray[Any]) -> None:
         """Gives rows just written, as `add` calls it, the largest priority in the buffer."""
         written = np.atleast_1d(index)
-        self._sampler.tree.update(written, self._sampler.new_masses(len(written)))
+        self._sampler.tree.update(written, self._sampler.new_mass())
         self._lose(written)
 
     def reset(self, keep_statistics: bool = False) -> None:
