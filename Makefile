@@ -14,6 +14,7 @@ VENV_BENCH ?= .venv-bench
 VENV_CORE ?= .venv-core-$(shell $(PYTHON) -c "import sys; print('%d.%d' % sys.version_info[:2])")
 VENV_DEBUG ?= .venv-debug
 
+EXTRAS := sb3,tianshou,dev
 BUILD := pyproject.toml setup.py $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.h)
 PACKAGE := $(BUILD) $(wildcard kary_replay/*.py* adapters/*.py adapters/*/*.py)
 
@@ -57,7 +58,7 @@ test-debug: $(VENV_DEBUG)/.installed
 	$(VENV_DEBUG)/bin/pytest $(ARGS)
 
 $(VENV)/.installed: $(BUILD) constraints.txt
-	$(call install,$(VENV),constraints.txt,--editable ".[sb3,tianshou,dev]")
+	$(call install,$(VENV),constraints.txt,--editable ".[$(EXTRAS)]")
 
 $(VENV_BENCH)/.installed: $(BUILD) constraints-bench.txt
 	$(call install,$(VENV_BENCH),constraints-bench.txt,--editable ".[bench]")
