@@ -112,7 +112,7 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes of rows and of all that is kept beside them."""
-        return self._ring.rows.nbytes + self._ring.heads.nbytes
+        return self._ring.rows.nbytes + self._ring.heads.nbytes + self._each_lane.nbytes
 
     def __len__(self) -> int:
         return len(self._ring)
