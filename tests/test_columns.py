@@ -206,7 +206,7 @@ ROWS = {
         ({"reward": np.zeros((4, 1))}, "reward"),
         ({"reward": np.zeros(5)}, "obs|image|reward"),
         ({"obs": 0.0}, "obs"),
-        ({"obs": [[1.0, 2.0, 3.0], [1.0]]}, ""),
+        ({"obs": [[1.0, 2.0, 3.0], [1.0]]}, "obs|shape"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
