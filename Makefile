@@ -37,7 +37,9 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/python examples/demo.py $(ARGS)
 
 bench: $(VENV_BENCH)/.installed
-	$(VENV_BENCH)/bin/python -m pytest bench $(ARGS)
+	mkdir -p out
+	$(VENV_BENCH)/bin/python -m pytest bench --benchmark-json out/bench.json $(ARGS)
+	$(VENV_BENCH)/bin/python bench/report.py out/bench.json
 
 lint: export PATH := $(abspath $(VENV)/bin):$(PATH)
 lint: $(VENV)/.installed

@@ -7,7 +7,7 @@ import torch as th
 from stable_baselines3 import DQN
 from torch.nn import functional as F
 
-from kary_replay.adapters.sb3.buffers import (
+from .buffers import (
     PrioritizedReplayBuffer,
     PrioritizedReplayBufferSamples,
 )

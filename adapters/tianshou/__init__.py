@@ -1,1 +1,5 @@
 """For Tianshou 2."""
+
+from .buffers import PrioritizedVectorReplayBuffer
+
+__all__ = ["PrioritizedVectorReplayBuffer"]
