@@ -526,19 +526,30 @@ cdef _as_int(name, value):
     return int(value)
 
 
+cdef inline bint _is_aligned(const void* address) noexcept:
+    """Whether 8 bytes may be loaded from it at once; NumPy's arrays may begin anywhere."""
+    return (<size_t>address & 7) == 0
+
+
 cdef const int64_t[::1] _as_leaves(leaves):
+    cdef const int64_t[::1] view
     if leaves is not None:  # which a memoryview may be
         try:
-            return leaves
+            view = leaves
+            if view.shape[0] == 0 or _is_aligned(&view[0]):
+                return view
         except (TypeError, ValueError):
             pass
     return _converted_leaves(leaves)
 
 
 cdef const double[::1] _as_doubles(name, numbers):
+    cdef const double[::1] view
     if numbers is not None:
         try:
-            return numbers
+            view = numbers
+            if view.shape[0] == 0 or _is_aligned(&view[0]):
+                return view
         except (TypeError, ValueError):
             pass
     return _converted_doubles(name, numbers)
@@ -552,7 +563,7 @@ cdef _converted_leaves(leaves):
         raise TypeError(f"leaves must be integers, got dtype {array.dtype}")
     if array.ndim > 1:
         raise ValueError(f"leaves must have one axis, got shape {array.shape}")
-    return np.ascontiguousarray(array, np.int64)
+    return np.require(np.atleast_1d(array), np.int64, "CA")
 
 
 cdef _refuse_beyond_int64(array):
@@ -571,7 +582,7 @@ cdef _converted_doubles(name, numbers):
     if array.ndim > 1:
         raise ValueError(f"{name} must have one axis, got shape {array.shape}")
     with np.errstate(over="ignore"):  # what float64 cannot hold becomes inf, and is refused
-        return np.ascontiguousarray(array, np.float64)
+        return np.require(np.atleast_1d(array), np.float64, "CA")
 
 
 def _rebuilt(capacity, fanout, masses):
