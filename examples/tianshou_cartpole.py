@@ -64,13 +64,13 @@ def make_evaluation(algorithm: DQN, seed: int) -> Collector:
 def train(seed: int = 0) -> Run:
     torch.set_num_threads(1)  # the networks are small: threads would only wait for each other
     torch.manual_seed(seed)
-    np.random.seed(seed)  # Tianshou explores with it
+    np.random.seed(seed)  # noqa: NPY002 (Tianshou explores with it)
     run = Run("Tianshou")
     algorithm = make_algorithm()
     collector = make_collector(algorithm, seed)
     run.watch(collector.buffer, "add", "sample", "update_weight")
 
-    def explore(epoch: int, step: int) -> None:
+    def explore(_epoch: int, step: int) -> None:
         run.steps = step
         algorithm.policy.set_eps_training(max(0.1, 1.0 - 0.9 * step / 4_000))
 

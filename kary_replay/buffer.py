@@ -19,6 +19,7 @@ from kary_replay.sampler import (
     LinearSchedule,
     PrioritizedSampler,
     UniformSampler,
+    check_count,
 )
 
 
@@ -89,7 +90,10 @@ class ReplayBuffer:
     ) -> None:
         if storage != "private":
             raise ValueError(f"storage must be 'private', got {storage!r}")
-        _check_divides(capacity, lanes)
+        check_count("capacity", capacity)
+        check_count("lanes", lanes)
+        if capacity % lanes:
+            raise ValueError(f"capacity must be a multiple of lanes, got {capacity} and {lanes}")
         self._schema = Schema(columns)
         self._ring = Ring(capacity, lanes, self._schema.record)
         self._each_lane = np.arange(lanes)
@@ -177,8 +181,7 @@ class ReplayBuffer:
 
         Raises ValueError if the buffer is empty or `batch_size` is not >= 1.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+        check_count("batch_size", batch_size)
         live = len(self._ring)
         if live == 0:
             raise ValueError("cannot sample from an empty buffer")
@@ -238,9 +241,9 @@ class ReplayBuffer:
                 raise ValueError(f"{what} must be that of the file, {there}, got {here}")
 
     def _restore(self, state: checkpoint.State) -> None:
+        self._sampler.rng = checkpoint.generator(state["generator"])
         self._ring.heads[:] = state["heads"]
         self._ring.rows[self._ring.live_slots()] = state["rows"]
-        self._sampler.rng = checkpoint.generator(state["generator"])
 
     def __getstate__(self) -> checkpoint.State:
         return {"arguments": self._arguments(), "state": self._state()}
@@ -401,7 +404,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise TypeError(f"keys must be integers, got dtype {given.dtype}")
         if given.ndim != 1:
             raise ValueError(f"keys must have one axis, got shape {given.shape}")
-        return np.ascontiguousarray(given, np.int64)
+        return np.require(given, np.int64, ["C", "A"])
 
     def _check_handed_out(self, keys: Int64s) -> None:
         wrong = (keys < 0) | (keys // self.lanes >= self._ring.heads[keys % self.lanes])
@@ -445,13 +448,3 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             "stratified": sampler.stratified,
             "fanout": sampler.tree.fanout,
         }
-
-
-def _check_divides(capacity: int, lanes: int) -> None:
-    for name, value in (("capacity", capacity), ("lanes", lanes)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
-        if value < 1:
-            raise ValueError(f"{name} must be >= 1, got {value}")
-    if capacity % lanes:
-        raise ValueError(f"capacity must be a multiple of lanes, got {capacity} and {lanes}")

@@ -74,6 +74,8 @@ def _declared(name: str, column: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
         raise ValueError(f"a column must not be called {name!r}: it is an argument of add")
     try:
         shape, dtype = column
+        if dtype is None:  # which NumPy takes for float64
+            raise TypeError("no dtype")
         shape, dtype = tuple(operator.index(size) for size in shape), np.dtype(dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(f"column {name!r} must be (shape, dtype), got {column!r}") from error

@@ -25,7 +25,8 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 class LinearSchedule:
     """A number that moves from `start` to `end` in `steps` equal steps and stays there.
 
-    Raises ValueError unless both ends are finite and >= 0 and `steps` is >= 1.
+    Raises TypeError or ValueError unless both ends are finite numbers >= 0 and `steps` is an
+    integer >= 1.
     """
 
     start: float
@@ -35,8 +36,7 @@ class LinearSchedule:
     def __post_init__(self) -> None:
         check_number("start", self.start)
         check_number("end", self.end)
-        if self.steps < 1:
-            raise ValueError(f"steps must be >= 1, got {self.steps}")
+        check_count("steps", self.steps)
 
     def at(self, step: int) -> float:
         """The number after `step` steps."""
@@ -112,10 +112,12 @@ class PrioritizedSampler:
             raise ValueError(
                 f"weight_norm must be 'batch', 'buffer' or 'none', got {weight_norm!r}"
             )
+        if not isinstance(stratified, (bool, np.bool_)):
+            raise TypeError(f"stratified must be a bool, got {stratified!r}")
         self.alpha = check_number("alpha", alpha)
         self.eps = check_number("eps", eps)
         self.weight_norm = weight_norm
-        self.stratified = bool(stratified)
+        self.stratified = stratified
         self.tree = SumTree(capacity, fanout)
         self.rng = rng
         self.set_beta(beta)
@@ -164,15 +166,17 @@ class PrioritizedSampler:
             raise ValueError(
                 f"td_errors must have shape ({size},) or ({size}, 1), got {errors.shape}"
             )
-        priorities = np.abs(errors.reshape(size))
+        errors = errors.reshape(size)
+        priorities = np.abs(errors)
+        # One comparison for all of them: the largest is NaN if any is.
+        if not float(np.maximum.reduce(priorities, initial=0.0)) + self.eps <= self._priority_limit:
+            raise ValueError(self._refusal(errors))
         priorities += self.eps
-        if not np.maximum.reduce(priorities, initial=0.0) <= self._priority_limit:
-            raise ValueError(self._refusal(errors.reshape(size), priorities))
         masses: Float64s = priorities**self.alpha
         return masses
 
-    def _refusal(self, errors: Float64s, priorities: Float64s) -> str:
-        position = int(np.argmax(~(priorities <= self._priority_limit)))
+    def _refusal(self, errors: Float64s) -> str:
+        position = int(np.argmax(~(np.abs(errors) <= self._priority_limit - self.eps)))
         rule = "must be finite"
         if math.isfinite(errors[position]):
             rule = f"must be smaller than {self._priority_limit:g} with alpha = {self.alpha}"
@@ -237,6 +241,14 @@ def check_number(name: str, value: float) -> float:
     return float(value)
 
 
+def check_count(name: str, value: int) -> None:
+    """TypeError or ValueError unless `value` is an integer >= 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be >= 1, got {value}")
+
+
 def _priority_limit(alpha: float, capacity: int) -> float:
     """The largest priority whose mass can fill every leaf and leave the total finite."""
     largest = np.finfo(np.float64).max
@@ -247,9 +259,13 @@ def _priority_limit(alpha: float, capacity: int) -> float:
 
 
 def _as_float64s(numbers: Any) -> Float64s:
-    if hasattr(numbers, "detach"):  # a torch tensor; .double() also takes bfloat16
-        numbers = numbers.detach().cpu().double().numpy()
+    if hasattr(numbers, "detach"):  # a torch tensor; NumPy knows no bfloat16
+        tensor = numbers.detach().cpu()
+        numbers = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
     array = np.asarray(numbers)
     if array.dtype.kind not in "iuf" and array.size:
         raise TypeError(f"td_errors must be real numbers, got dtype {array.dtype}")
-    return array.astype(np.float64, copy=False)
+    if array.dtype == np.float64:
+        return array
+    with np.errstate(over="ignore"):  # what float64 cannot hold becomes inf, and is refused
+        return array.astype(np.float64)

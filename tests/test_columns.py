@@ -33,6 +33,7 @@ def stored(dtype: npt.DTypeLike, value: Any, shape: tuple[int, ...] = ()) -> npt
         ({"x": (17, np.float32)}, TypeError),
         ({"x": ((), "no dtype")}, TypeError),
         ({"x": ((), object)}, TypeError),
+        ({"x": ((), None)}, TypeError),
         ({"x": ((), "U5")}, TypeError),
         ({"x": ((), "M8[s]")}, TypeError),
         ({"x": ((), [("a", np.int8)])}, TypeError),

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tianshou import data
 from tianshou.data.types import PrioBatchProtocol
 
-from kary_replay.sampler import Draw, Int64s, LinearSchedule, PrioritizedSampler
+from kary_replay.sampler import Draw, Int64s, LinearSchedule, PrioritizedSampler, check_count
 
 # Of each index: no TD error is awaited; its row was drawn, and its TD error is awaited; the row
 # that was drawn has been overwritten while its TD error was awaited.
@@ -72,8 +72,8 @@ class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
         sample_avail: bool = False,
         random_seed: int = 42,
     ) -> None:
-        _check_count("total_size", total_size)
-        _check_count("buffer_num", buffer_num)
+        check_count("total_size", total_size)
+        check_count("buffer_num", buffer_num)
         if sample_avail and stack_num > 1:
             raise ValueError("sample_avail must be False with stack_num > 1: draws are by priority")
         children = [
@@ -246,10 +246,3 @@ def _as_indices(index: npt.ArrayLike) -> Int64s:
     if given.ndim != 1:
         raise ValueError(f"index must have one axis, got shape {given.shape}")
     return given.astype(np.int64, copy=False)
-
-
-def _check_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be >= 1, got {value}")
