@@ -60,6 +60,20 @@ static inline int64_t kary_count_at_most(const double *sums, int64_t fanout, dou
     return count;
 }
 
+/* kary_count_at_most of the running sums of `masses`, which are made for it, eight at a time. */
+static inline int64_t kary_leaf_at(const double *masses, int64_t fanout, double target)
+{
+    const int64_t width = fanout < 8 ? fanout : 8;
+    double sums[8], running = 0.0;
+    int64_t count = 0;
+    for (int64_t first = 0; first < fanout; first += width) {
+        for (int64_t k = 0; k < width; k++)
+            sums[k] = running += masses[first + k];
+        count += kary_count_at_most(sums, width, target);
+    }
+    return count;
+}
+
 /* sums[child - 1], or 0 for the first child; without a branch, for the same reason. */
 static inline double kary_sum_before(const double *sums, int64_t fanout, int64_t child)
 {

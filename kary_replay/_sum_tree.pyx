@@ -28,6 +28,7 @@ cdef extern from "_family.h" nogil:
     void prefetch "kary_prefetch"(const void* address)
     void prefetch_family "kary_prefetch_family"(const double* family, int64_t fanout)
     double below "kary_below"(double x)
+    int64_t leaf_at "kary_leaf_at"(const double* masses, int64_t fanout, double target)
     double sum_before "kary_sum_before"(const double* sums, int64_t fanout, int64_t child)
     int64_t count_at_most "kary_count_at_most"(const double* sums, int64_t fanout, double target)
 
@@ -167,9 +168,10 @@ cdef class SumTree:
         ValueError
             A target outside [0, total).
         """
-        shape = np.shape(targets)
-        cdef const double[::1] flat = _as_doubles(
-            "targets", targets if len(shape) <= 1 else np.ravel(targets))
+        shape = None
+        if getattr(targets, "ndim", None) != 1:
+            shape, targets = np.shape(targets), np.ravel(targets)
+        cdef const double[::1] flat = _as_doubles("targets", targets)
         cdef Py_ssize_t bad = _first_outside(flat, self.root)
         if bad >= 0:
             raise ValueError(f"targets must be in [0, total), "
@@ -178,7 +180,7 @@ cdef class SumTree:
         cdef int64_t[::1] out = found
         with nogil:
             self._find(flat, 1.0, out)
-        return found if len(shape) == 1 else found.reshape(shape)
+        return found if shape is None else found.reshape(shape)
 
     def draw(self, fractions):
         """`find` at fractions of the total, with what a sampler needs of the same moment.
@@ -341,16 +343,15 @@ cdef class SumTree:
 
     cdef int64_t _parents(self, int64_t* nodes, int64_t count, int64_t level) noexcept nogil:
         """Turns nodes of `level` into their distinct parents, in place; returns how many."""
-        cdef double[::1] mass = self.mass
-        cdef int64_t parents = self.start[level - 1]
+        cdef double* parents = &self.mass[self.start[level - 1]]
         cdef int64_t bits = self.fanout_bits
         cdef int64_t i, parent, distinct = 0
         for i in range(count):
             parent = nodes[i] >> bits
-            if mass[parents + parent] != PENDING:
-                mass[parents + parent] = PENDING
-                nodes[distinct] = parent  # nodes[:distinct] are parents, nodes[i + 1:] unread
-                distinct += 1
+            # nodes[:distinct] are parents, nodes[i:] unread.  No branch: it would be a guess.
+            nodes[distinct] = parent
+            distinct += parents[parent] != PENDING
+            parents[parent] = PENDING
         return distinct
 
     cdef void _recompute(
@@ -383,8 +384,6 @@ cdef class SumTree:
             # A constant fanout lets the compiler unroll every loop over a family.
             if self.fanout == 8:
                 self._descend(targets, scale, out, i, 8)
-            elif self.fanout == 16:
-                self._descend(targets, scale, out, i, 16)
             else:
                 self._descend(targets, scale, out, i, self.fanout)
             i += CHUNK
@@ -395,25 +394,27 @@ cdef class SumTree:
     ) noexcept nogil:
         """Takes targets[begin : begin + CHUNK] down together, a level at a time."""
         cdef Py_ssize_t n = min(<Py_ssize_t>CHUNK, targets.shape[0] - begin)
-        cdef double rest[CHUNK]  # the target, less the mass left of the family it is in
-        cdef double[::1] mass = self.mass
-        cdef double[::1] sums = self.sums
+        cdef double rest[CHUNK]    # the target, less the mass left of the family it is in
+        cdef int64_t node[CHUNK]   # where it is, counted within the level
         cdef double top = below(self.root)
-        cdef int64_t level, last = self.depth - 1, first, next_start
+        cdef const double* here = &self.mass[0]
+        cdef const double* next_level
+        cdef int64_t level, last = self.depth - 1
         cdef Py_ssize_t i
         for i in range(n):
             rest[i] = min(targets[begin + i] * scale, top)
-            out[begin + i] = 0
+            node[i] = 0
         for level in range(last):
-            next_start = self.start[level + 1]
+            here = &self.sums[self.start[level]]
+            next_level = &self.mass[self.start[last]]
+            if level + 1 < last:
+                next_level = &self.sums[self.start[level + 1]]
             for i in range(n):
-                first = self.start[level] + out[begin + i] * fanout
-                out[begin + i] = first - self.start[level] + _child(&sums[first], fanout, &rest[i])
-                first = next_start + out[begin + i] * fanout
-                prefetch_family(&sums[first] if level + 1 < last else &mass[first], fanout)
+                node[i] = node[i] * fanout + _child(here + node[i] * fanout, fanout, &rest[i])
+                prefetch_family(next_level + node[i] * fanout, fanout)
+        here = &self.mass[self.start[last]]
         for i in range(n):
-            first = out[begin + i] * fanout
-            out[begin + i] = first + _leaf(&mass[self.start[last] + first], fanout, rest[i])
+            out[begin + i] = node[i] * fanout + _leaf(here + node[i] * fanout, fanout, rest[i])
 
     cdef double _range_sum(self, int64_t first, int64_t last) noexcept nogil:
         """Sum of leaves first .. last - 1: what sticks out of whole families, then the parents."""
@@ -447,11 +448,7 @@ cdef inline int64_t _child(const double* sums, const int64_t fanout, double* res
 
 cdef inline int64_t _leaf(const double* masses, const int64_t fanout, double rest) noexcept nogil:
     """As `_child`, for the leaves, whose running sums are not kept."""
-    cdef int64_t k, leaf = 0, last = 0
-    cdef double running = 0.0
-    for k in range(fanout):
-        running += masses[k]
-        leaf += running <= rest
+    cdef int64_t k, leaf = leaf_at(masses, fanout, rest), last = 0
     if leaf < fanout:
         return leaf
     for k in range(fanout):
