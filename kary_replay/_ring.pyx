@@ -48,7 +48,6 @@ cdef class Ring:
     cdef uint8_t[:, ::1] memory  # `rows` as bytes
     cdef Field* fields
     cdef Py_ssize_t n_fields
-    cdef tuple names
     cdef list columns            # (name, shape, dtype) of each field, in the order of `fields`
 
     def __cinit__(self, int64_t capacity, int64_t lanes, dtype):
@@ -65,7 +64,7 @@ cdef class Ring:
         self.memory = self.rows.view(np.uint8).reshape(capacity, -1)
         self.heads = np.zeros(lanes, np.int64)
         self.head = self.heads
-        self.names, self.columns, self.n_fields = dtype.names, [], len(dtype.names)
+        self.columns, self.n_fields = [], len(dtype.names)
         for i, (field, offset) in enumerate(dtype.fields[name] for name in dtype.names):
             self.fields[i] = Field(offset, field.itemsize)
             self.columns.append((dtype.names[i], field.shape, field.base))
@@ -145,14 +144,18 @@ cdef class Ring:
         """The key that each slot holds now, int64, shape (n,).  Only for slots that hold a row."""
         result = np.empty(slots.shape[0], np.int64)
         cdef int64_t[::1] out = result
-        cdef int64_t lanes = self.lanes, capacity = self.capacity, lane, newest
+        cdef int64_t lanes = self.lanes, lane = -1, newest = 0, turn = 0
         cdef Py_ssize_t i
         with nogil:
             for i in range(slots.shape[0]):
-                lane = slots[i] % lanes
-                # All keys of a slot differ by multiples of capacity; the newest is at most this:
-                newest = (self.head[lane] - 1) * lanes + lane
-                out[i] = newest - (newest - slots[i]) % capacity
+                if lanes > 1 or i == 0:  # divisions take most of the time here
+                    lane = slots[i] % lanes
+                    newest = (self.head[lane] - 1) * lanes + lane
+                    turn = newest - newest % self.capacity
+                # Slots behind that of the lane's newest row are still those of the turn before.
+                out[i] = turn + slots[i]
+                if out[i] > newest:
+                    out[i] -= self.capacity
         return result
 
     def write(self, const int64_t[::1] slots, list arrays):
@@ -165,7 +168,7 @@ cdef class Ring:
         free(data)
 
     def read(self, const int64_t[::1] slots):
-        """Copies of the rows in `slots`: name to a new array, shape (n, *shape of the field)."""
+        """Copies of the rows in `slots`: a new array for each field, shape (n, *field's shape)."""
         arrays = [np.empty((slots.shape[0], *shape), dtype) for _, shape, dtype in self.columns]
         cdef uint8_t** data = _addresses(arrays)
         cdef Py_ssize_t i, n = slots.shape[0]
@@ -177,7 +180,7 @@ cdef class Ring:
                     self._prefetch(slots[i + AHEAD])
                 self._copy_out(data, i, slots[i])
         free(data)
-        return dict(zip(self.names, arrays))
+        return arrays
 
     cdef inline bint _is_live(self, int64_t key) noexcept nogil:
         cdef int64_t number, head

@@ -34,7 +34,7 @@ cdef extern from "_family.h" nogil:
 
 cdef enum:
     MAX_LEVELS = 63
-    CHUNK = 64  # targets that go down together: enough to overlap their cache misses
+    CHUNK = 32  # targets that go down together: enough to overlap their cache misses
     AHEAD = 8   # families between a prefetch and its use
 
 # Beyond it, the bytes of all nodes could not be counted in an int64.

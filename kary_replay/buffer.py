@@ -186,8 +186,8 @@ class ReplayBuffer:
         if live == 0:
             raise ValueError("cannot sample from an empty buffer")
         draw = self._sampler.draw(batch_size, live)
-        rows = self._ring.read(draw.slots)
-        columns = {name: rows[name] for name in self._schema.columns}
+        arrays = self._ring.read(draw.slots)
+        columns = {name: arrays[field] for name, field in self._schema.fields.items()}
         return Batch(columns, self._ring.keys(draw.slots), draw)
 
     def view(self, name: str) -> Array:

@@ -37,6 +37,8 @@ class Schema:
             raise ValueError("columns must name at least one column")
         self.columns = {name: _declared(name, column) for name, column in columns.items()}
         self.record = _record(self.columns)
+        # Where each column lies among the fields of the record, in the order of declaration.
+        self.fields = {name: (self.record.names or ()).index(name) for name in self.columns}
 
     def cast(self, columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The columns as arrays of the declared dtypes.
