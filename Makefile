@@ -39,7 +39,7 @@ demo: $(VENV)/.installed
 
 bench: $(VENV_BENCH)/.installed
 	mkdir -p out
-	$(VENV_BENCH)/bin/python -m pytest bench --benchmark-json out/bench.json $(ARGS)
+	$(VENV_BENCH)/bin/python -m pytest bench --benchmark-json=out/bench.json $(ARGS)
 	$(VENV_BENCH)/bin/python bench/report.py out/bench.json
 
 lint: export PATH := $(abspath $(VENV)/bin):$(PATH)

@@ -90,8 +90,8 @@ cdef class Ring:
     def arrays(self, dict columns):
         """The values of `columns` in the order of the fields, and how many rows they are.
 
-        None unless there is exactly one array or NumPy scalar for each field, of its shape (with a leading axis
-        of n, or in all of them without one: one row) and of its dtype.
+        None unless there is exactly one array or NumPy scalar for each field, of its dtype and
+        of its shape, with a leading axis of n, or without one in all of them: one row.
         """
         cdef list arrays = []
         cdef tuple column
