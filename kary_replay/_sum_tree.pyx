@@ -331,25 +331,24 @@ cdef class SumTree:
         for i in range(leaves.shape[0]):
             mass[leaves[i]] = masses[i * step]
             widen(upper, lower, leaves[i] >> self.block_bits, masses[i * step])
-        if self.depth > 1:
-            for i in range(leaves.shape[0]):
-                families[i] = leaves[i]
-            count = self._parents(families, leaves.shape[0], self.depth - 1)
+        if self.depth > 1 and leaves.shape[0] > 0:
+            count = self._parents(&leaves[0], leaves.shape[0], self.depth - 1, families)
         for level in range(self.depth - 1, 0, -1):
             self._recompute(families, count, level)
             if level > 1:
-                count = self._parents(families, count, level - 1)
+                count = self._parents(families, count, level - 1, families)
         self.root = self._family_total(0, 0)
 
-    cdef int64_t _parents(self, int64_t* nodes, int64_t count, int64_t level) noexcept nogil:
-        """Turns nodes of `level` into their distinct parents, in place; returns how many."""
+    cdef int64_t _parents(
+        self, const int64_t* nodes, int64_t count, int64_t level, int64_t* distinct_parents
+    ) noexcept nogil:
+        """Lists the distinct parents of nodes of `level`, perhaps in place; returns how many."""
         cdef double* parents = &self.mass[self.start[level - 1]]
         cdef int64_t bits = self.fanout_bits
         cdef int64_t i, parent, distinct = 0
         for i in range(count):
             parent = nodes[i] >> bits
-            # nodes[:distinct] are parents, nodes[i:] unread.  No branch: it would be a guess.
-            nodes[distinct] = parent
+            distinct_parents[distinct] = parent  # no branch: it would be a guess
             distinct += parents[parent] != PENDING
             parents[parent] = PENDING
         return distinct
