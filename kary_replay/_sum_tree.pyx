@@ -16,7 +16,7 @@ into the first child whose running sum is larger.
 import numpy as np
 
 cimport cython
-from libc.float cimport DBL_MAX
+from libc.float cimport DBL_EPSILON, DBL_MAX
 from libc.math cimport isfinite
 from libc.stdint cimport INT64_MAX, int64_t
 from libc.stdlib cimport free, malloc
@@ -39,6 +39,12 @@ cdef enum:
 
 # Beyond it, the bytes of all nodes could not be counted in an int64.
 cdef int64_t MOST_LEAVES = <int64_t>1 << 56
+
+# The smallest double > 1: numbers below it are at most 1.
+cdef double ABOVE_ONE = 1.0 + DBL_EPSILON
+
+# What may stand for the masses of all leaves of an update.
+cdef tuple NUMBERS = (float, int, np.number)
 
 # What the mass of a parent holds while it waits to be recomputed; no sum of masses is negative.
 cdef double PENDING = -1.0
@@ -125,7 +131,7 @@ cdef class SumTree:
         Parameters
         ----------
         leaves : array-like of int, shape (n,)
-        masses : array-like of float, shape (n,), finite and >= 0; or a float, for all of them
+        masses : array-like of float, shape (n,), finite and >= 0; or a number, for all of them
 
         Raises
         ------
@@ -139,8 +145,8 @@ cdef class SumTree:
         cdef const int64_t[::1] where = _as_leaves(leaves)
         cdef const double[::1] what
         cdef double one
-        if isinstance(masses, float):
-            one = masses
+        if isinstance(masses, NUMBERS):
+            one = masses if isinstance(masses, float) else _as_doubles("masses", masses)[0]
             self._update(where, &one, 0)
             return
         what = _as_doubles("masses", masses)
@@ -203,7 +209,7 @@ cdef class SumTree:
             The total is 0, or a fraction is outside [0, 1].
         """
         cdef const double[::1] flat = _as_doubles("fractions", fractions)
-        cdef Py_ssize_t bad = _first_outside(flat, 1.0000000000000002)
+        cdef Py_ssize_t bad = _first_outside(flat, ABOVE_ONE)
         if bad >= 0:
             raise ValueError(f"fractions must be in [0, 1], got {flat[bad]} at position {bad}")
         if self.root <= 0.0:
@@ -551,8 +557,15 @@ cdef const double[::1] _as_doubles(name, numbers):
     return _converted_doubles(name, numbers)
 
 
+cdef _as_array(name, values):
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name} must have one axis, got {values!r}") from error
+
+
 cdef _converted_leaves(leaves):
-    array = np.asarray(leaves)
+    array = _as_array("leaves", leaves)
     if array.dtype.kind in "uO":
         _refuse_beyond_int64(array)
     if array.size and array.dtype.kind not in "iu":
@@ -572,7 +585,7 @@ cdef _refuse_beyond_int64(array):
 
 
 cdef _converted_doubles(name, numbers):
-    array = np.asarray(numbers)
+    array = _as_array(name, numbers)
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{name} must be real numbers, got dtype {array.dtype}")
     if array.ndim > 1:

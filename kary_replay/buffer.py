@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,13 +21,14 @@ from kary_replay.sampler import (
     PrioritizedSampler,
     UniformSampler,
     check_count,
+    generator,
 )
 
 
 class Batch:
     """Rows drawn together: copies that belong to the caller.
 
-    ``batch["obs"]`` is the column of shape (n, *shape of one row).
+    ``batch["obs"]`` is the column of shape (n, *shape of one row); iteration is over the names.
 
     Attributes
     ----------
@@ -46,6 +48,9 @@ class Batch:
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
 
     def __contains__(self, name: object) -> bool:
         return name in self.columns
@@ -97,7 +102,7 @@ class ReplayBuffer:
         self._schema = Schema(columns)
         self._ring = Ring(capacity, lanes, self._schema.record)
         self._each_lane = np.arange(lanes)
-        self._sampler = UniformSampler(self._ring, np.random.default_rng(seed))
+        self._sampler = UniformSampler(self._ring, generator(seed))
 
     @property
     def capacity(self) -> int:
@@ -126,7 +131,7 @@ class ReplayBuffer:
         name, rows = type(self).__name__, f"{len(self)} of {self.capacity} rows"
         return f"{name}({rows}, {self.lanes} lanes, columns {', '.join(self._schema.columns)})"
 
-    def add(self, *, lanes: npt.ArrayLike | None = None, **columns: npt.ArrayLike) -> Int64s:
+    def add(self, /, *, lanes: npt.ArrayLike | None = None, **columns: npt.ArrayLike) -> Int64s:
         """Inserts one transition, or n of them, which replace the oldest of their lanes.
 
         Parameters
@@ -168,12 +173,17 @@ class ReplayBuffer:
                 return np.zeros(rows, np.int64)
             raise ValueError(f"lanes must say which of {self.lanes} each of {rows} rows belongs to")
         given = np.atleast_1d(np.asarray(lanes))
-        if given.dtype.kind not in "iu":
+        if given.dtype.kind not in "iu" and given.size:
             raise TypeError(f"lanes must be integers, got dtype {given.dtype}")
         if given.shape != (rows,):
             raise ValueError(f"lanes must have shape ({rows},), got {given.shape}")
-        if ((given < 0) | (given >= self.lanes)).any():
-            raise IndexError(f"lanes must be in 0 .. {self.lanes - 1}, got {given.tolist()}")
+        wrong = (given < 0) | (given >= self.lanes)
+        if wrong.any():
+            position = int(np.argmax(wrong))
+            raise IndexError(
+                f"lanes must be in 0 .. {self.lanes - 1}, got {given[position]} "
+                f"at position {position}"
+            )
         return given.astype(np.int64)
 
     def sample(self, batch_size: int) -> Batch:
@@ -215,7 +225,7 @@ class ReplayBuffer:
         draws are those that the saved buffer would have made.
 
         Raises ValueError, and changes nothing, for a file that is cut off or that belongs to a
-        buffer with other columns, capacity, lanes or kind.
+        buffer with other columns, capacity, lanes, alpha or kind.
         """
         state = checkpoint.load(path)
         self._check_fits(state)
@@ -226,7 +236,8 @@ class ReplayBuffer:
             "kind": self._kind,
             "capacity": self.capacity,
             "heads": self._ring.heads.copy(),
-            "rows": self._ring.rows[self._ring.live_slots()],
+            "columns": self._schema.declaration(),
+            "rows": self._ring.rows[self._ring.live_slots()].view(np.uint8),
             "generator": checkpoint.generator_state(self._sampler.rng),
         }
 
@@ -234,8 +245,8 @@ class ReplayBuffer:
         kind = state.get("kind")  # anything may be missing from the file of something else
         if kind != self._kind:
             raise ValueError(f"kind must be that of the file, {kind!r}, got {self._kind!r}")
-        mine = (self.capacity, self.lanes, self._schema.record)
-        theirs = (state["capacity"], len(state["heads"]), state["rows"].dtype)
+        mine = (self.capacity, self.lanes, self._schema.declaration())
+        theirs = (state["capacity"], len(state["heads"]), state["columns"])
         for what, here, there in zip(("capacity", "lanes", "columns"), mine, theirs, strict=True):
             if here != there:
                 raise ValueError(f"{what} must be that of the file, {there}, got {here}")
@@ -243,13 +254,13 @@ class ReplayBuffer:
     def _restore(self, state: checkpoint.State) -> None:
         self._sampler.rng = checkpoint.generator(state["generator"])
         self._ring.heads[:] = state["heads"]
-        self._ring.rows[self._ring.live_slots()] = state["rows"]
+        self._ring.rows[self._ring.live_slots()] = state["rows"].view(self._schema.record)
 
     def __getstate__(self) -> checkpoint.State:
         return {"arguments": self._arguments(), "state": self._state()}
 
     def __setstate__(self, pickled: checkpoint.State) -> None:
-        type(self).__init__(self, **pickled["arguments"])
+        ReplayBuffer.__init__(self, **pickled["arguments"])
         self._restore(pickled["state"])
 
     def _arguments(self) -> dict[str, Any]:
@@ -309,7 +320,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             fanout=fanout,
             rng=self._sampler.rng,
         )
-        self.stale_updates = 0
+        self._stale_updates = 0
 
     @property
     def alpha(self) -> float:
@@ -334,12 +345,18 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return self._sampler.max_priority
 
     @property
+    def stale_updates(self) -> int:
+        """Priority updates that came after their rows had been overwritten."""
+        return self._stale_updates
+
+    @property
     def nbytes(self) -> int:
         """Bytes of rows, tree, and of all that is kept beside them."""
         return super().nbytes + self._sampler.tree.nbytes
 
     def add(
         self,
+        /,
         *,
         td_errors: Any = None,
         lanes: npt.ArrayLike | None = None,
@@ -395,13 +412,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._check_handed_out(given)
             given, masses = given[live], masses[live]
         self._sampler.tree.update(given % self.capacity, masses)
-        self.stale_updates += len(live) - applied
+        self._stale_updates += len(live) - applied
         return applied
 
     def _as_keys(self, keys: npt.ArrayLike) -> Int64s:
         given = np.asarray(keys)
         if given.dtype.kind not in "iu" and given.size:
-            raise TypeError(f"keys must be integers, got dtype {given.dtype}")
+            raise TypeError(f"keys must be integers of 64 bits, got dtype {given.dtype}")
         if given.ndim != 1:
             raise ValueError(f"keys must have one axis, got shape {given.shape}")
         return np.require(given, np.int64, ["C", "A"])
@@ -437,7 +454,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             LinearSchedule(**beta) if isinstance(beta, dict) else beta, state["beta_step"]
         )
         self._sampler.replace_masses(self._ring.live_slots(), state["masses"])
-        self.stale_updates = state["stale_updates"]
+        self._stale_updates = state["stale_updates"]
+
+    def __setstate__(self, pickled: checkpoint.State) -> None:
+        PrioritizedReplayBuffer.__init__(self, **pickled["arguments"])
+        self._restore(pickled["state"])
 
     def _arguments(self) -> dict[str, Any]:
         sampler = self._sampler

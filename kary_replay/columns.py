@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ import numpy.typing as npt
 Columns: TypeAlias = Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
 Array: TypeAlias = npt.NDArray[Any]
 
+LARGEST_FIELD = 2**31 - 1  # bytes, as NumPy's records have it
 RESERVED = frozenset({"td_errors", "lanes"})  # arguments of `add` beside the columns
 
 
@@ -33,6 +35,8 @@ class Schema:
     """
 
     def __init__(self, columns: Columns) -> None:
+        if not isinstance(columns, Mapping):
+            raise TypeError(f"columns must map names to (shape, dtype), got {columns!r}")
         if not columns:
             raise ValueError("columns must name at least one column")
         self.columns = {name: _declared(name, column) for name, column in columns.items()}
@@ -40,10 +44,15 @@ class Schema:
         # Where each column lies among the fields of the record, in the order of declaration.
         self.fields = {name: (self.record.names or ()).index(name) for name in self.columns}
 
+    def declaration(self) -> dict[str, list[Any]]:
+        """The columns as JSON can hold them."""
+        return {name: [list(shape), dtype.str] for name, (shape, dtype) in self.columns.items()}
+
     def cast(self, columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The columns as arrays of the declared dtypes.
 
-        Values must survive the cast: integers exactly, floats up to rounding.
+        Values must survive the cast: exactly in columns of integers or flags, up to rounding in
+        others.
 
         Raises
         ------
@@ -83,14 +92,19 @@ def _declared(name: str, column: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
         raise TypeError(f"column {name!r} must be (shape, dtype), got {column!r}") from error
     if any(size < 1 for size in shape):
         raise ValueError(f"column {name!r} must have sizes >= 1, got shape {shape}")
+    if math.prod(shape) * dtype.itemsize > LARGEST_FIELD:
+        raise ValueError(f"column {name!r} must have < 2 GiB a row, got shape {shape} of {dtype}")
     if dtype.kind not in "biufc":
         raise TypeError(f"column {name!r} must have a dtype of plain numbers, got {dtype}")
     return shape, dtype
 
 
 def _record(columns: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> np.dtype[Any]:
-    """One row: fields by falling alignment, so that each is aligned and little is padding."""
-    names = sorted(columns, key=lambda name: -columns[name][1].alignment)
+    """One row: fields by falling alignment, so that each is aligned and little is padding.
+
+    The order of declaration makes no difference.
+    """
+    names = sorted(columns, key=lambda name: (-columns[name][1].alignment, name))
     fields = [np.dtype((columns[name][1], columns[name][0])) for name in names]
     offsets = np.cumsum([0] + [field.itemsize for field in fields])
     alignment = max(dtype.alignment for _, dtype in columns.values())
@@ -107,7 +121,7 @@ def _record(columns: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> np.
 def _as_array(name: str, values: npt.ArrayLike) -> Array:
     try:
         return np.asarray(values)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # ragged; or a tensor with grad
         raise ValueError(f"column {name!r} must be an array, got {values!r}") from error
 
 
@@ -121,7 +135,8 @@ def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
         with np.errstate(over="raise"):
             cast = array.astype(dtype)
     except FloatingPointError as error:
-        raise ValueError(f"column {name!r} is {dtype}, which cannot hold {array}") from error
+        largest = array.flat[np.argmax(np.abs(array))]
+        raise ValueError(f"column {name!r} is {dtype}, which cannot hold {largest}") from error
     if whole and not np.array_equal(cast, array):
         lost = array[cast != array].flat[0]
         raise ValueError(f"column {name!r} is {dtype}, which cannot hold {lost}")
@@ -136,7 +151,8 @@ def _wrong_names(declared: Mapping[str, Any], given: Mapping[str, Any]) -> str:
 
 
 def _wrong_shape(name: str, array: Array, shape: tuple[int, ...], leading: tuple[int, ...]) -> str:
-    rule = f"column {name!r} must have shape {shape} for one row, (n, *{shape}) for n"
+    many = f"({', '.join(['n', *map(str, shape)])})"
+    rule = f"column {name!r} must have shape {shape} for one row, {many} for n"
     if leading and array.shape[1:] == shape:
         return f"{rule}, with n = {leading[0]} in every column, got n = {array.shape[0]}"
     return f"{rule}, and like the other columns, got {array.shape}"

@@ -232,6 +232,16 @@ class PrioritizedSampler:
         return weights
 
 
+def generator(seed: int | np.random.Generator | None, name: str = "seed") -> np.random.Generator:
+    """`seed` itself if it is a generator, else a new one; errors call it `name`."""
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"{name} must be an int >= 0, a numpy.random.Generator or None, got {seed!r}"
+        ) from error
+
+
 def check_number(name: str, value: float) -> float:
     """`value` as a float; TypeError or ValueError unless it is a finite number >= 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -262,7 +272,10 @@ def _as_float64s(numbers: Any) -> Float64s:
     if hasattr(numbers, "detach"):  # a torch tensor; NumPy knows no bfloat16
         tensor = numbers.detach().cpu()
         numbers = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
-    array = np.asarray(numbers)
+    try:
+        array = np.asarray(numbers)
+    except (ValueError, RuntimeError) as error:  # ragged; or tensors with grad in a list
+        raise ValueError(f"td_errors must be an array, got {numbers!r}") from error
     if array.dtype.kind not in "iuf" and array.size:
         raise TypeError(f"td_errors must be real numbers, got dtype {array.dtype}")
     if array.dtype == np.float64:

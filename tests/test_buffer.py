@@ -421,3 +421,30 @@ def test_a_view_is_the_stored_column(buffer_class: type[ReplayBuffer]) -> None:
     assert 70 in buffer.sample(200)["number"]
     with pytest.raises(KeyError, match="reward"):
         buffer.view("reward")
+
+
+class Named(PrioritizedReplayBuffer):
+    """A subclass with a constructor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(4, {"x": ((), np.int64)}, seed=0)
+
+
+def test_a_subclass_with_its_own_constructor_can_be_copied() -> None:
+    buffer = Named()
+    buffer.add(x=[1, 2, 3])
+    again = pickle.loads(pickle.dumps(buffer))
+    assert type(again) is Named
+    assert again.sample(8).keys.tolist() == buffer.sample(8).keys.tolist()
+
+
+@pytest.mark.parametrize("seed", [-1, "a", 0.5])
+def test_a_wrong_seed_is_named(seed: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="seed must be"):
+        ReplayBuffer(4, {"x": ((), np.int64)}, seed=seed)
+
+
+def test_an_empty_batch_of_lanes_adds_nothing() -> None:
+    buffer = ReplayBuffer(4, {"x": ((), np.int64)}, lanes=2)
+    assert buffer.add(x=np.zeros(0, np.int64), lanes=[]).shape == (0,)
+    assert len(buffer) == 0

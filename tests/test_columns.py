@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ def stored(dtype: npt.DTypeLike, value: Any, shape: tuple[int, ...] = ()) -> npt
     [
         ({}, ValueError),
         ({"x": ((0,), np.float32)}, ValueError),
+        ({"x": ((10**18,), np.float32)}, ValueError),
+        ({"x": ((2**29,), np.float32)}, ValueError),
+        ([("x", ((), np.float32))], TypeError),
         ({"x": ((-1,), np.float32)}, ValueError),
         ({"x": ((2.5,), np.float32)}, TypeError),
         ({"x": ("17", np.float32)}, TypeError),
@@ -247,3 +251,31 @@ def test_torch_tensors_go_in() -> None:
     buffer = ReplayBuffer(4, {"x": ((2,), np.float32)}, seed=0)
     buffer.add(x=torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert buffer.view("x")[:2].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_a_column_may_be_called_self() -> None:
+    buffer = ReplayBuffer(2, {"self": ((), np.int64)}, seed=0)
+    buffer.add(self=7)
+    assert buffer.sample(1)["self"].tolist() == [7]
+
+
+def test_the_order_of_declaration_makes_no_difference_to_a_file(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"b": ((2,), np.float32), "a": ((), np.float32), "c": ((), np.int8)}
+    one, other = (ReplayBuffer(4, dict(order)) for order in (columns, sorted(columns.items())))
+    one.add(b=[1, 2], a=3, c=4)
+    one.save(tmp_path / "file")
+    other.load(tmp_path / "file")
+    batch = other.sample(1)
+    assert [batch[name][0].tolist() for name in "bac"] == [[1.0, 2.0], 3.0, 4]
+
+
+def test_columns_of_many_and_foreign_names_are_saved(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {f"a long name of column {i}, θ": ((3,), np.int8) for i in range(600)}
+    buffer = ReplayBuffer(2, columns, seed=0)
+    buffer.add(**{name: np.full(3, i % 100) for i, name in enumerate(columns)})
+    buffer.save(tmp_path / "file")
+    again = ReplayBuffer(2, columns)
+    again.load(tmp_path / "file")
+    batch = again.sample(1)
+    assert [batch[name][0, 0] for name in columns] == [i % 100 for i in range(600)]
+    assert list(batch) == list(columns)

@@ -359,6 +359,34 @@ def test_weights_of_extreme_ratios_are_finite(norm: str, beta: float) -> None:
     assert norm == "buffer" or draw.weights.max() == 1.0
 
 
+def test_weights_without_a_norm_are_those_of_the_formula() -> None:
+    sampler = a_sampler([1.0, 3.0, 4.0], alpha=1.0, beta=0.5, eps=0.0, weight_norm="none")
+    draw = sampler.draw(8, 3)  # N * P is 3/8, 9/8 and 12/8
+    want = np.array([(8 / 3) ** 0.5, (8 / 9) ** 0.5, (8 / 12) ** 0.5])
+    np.testing.assert_allclose(draw.weights, want[draw.slots], rtol=1e-6)
+    assert draw.weights.dtype == np.float32
+
+
+def test_a_buffer_without_a_norm_counts_its_own_rows() -> None:
+    buffer = PrioritizedReplayBuffer(10, COLUMNS, beta=0.7, weight_norm="none", seed=1)
+    buffer.add(x=np.arange(4), td_errors=[0.1, 1.0, 2.0, 5.0])
+    batch = buffer.sample(6)
+    np.testing.assert_allclose(batch.weights, (4 * batch.probabilities) ** -0.7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["batch", "buffer", "none"])
+def test_rows_weigh_what_they_weighed_when_drawn(norm: str) -> None:
+    sampler = a_sampler([1.0, 3.0, 4.0, 0.5], weight_norm=norm)
+    draw = sampler.draw(3, 4)
+    np.testing.assert_array_equal(draw.weights, sampler.weights(draw.slots, live=4))
+
+
+def test_a_row_without_mass_weighs_nothing() -> None:
+    sampler = a_sampler([2.0, 0.0, 8.0], capacity=8, alpha=1.0, beta=0.5, eps=0.0)
+    weights = sampler.weights(np.array([0, 1, 2, 7]), live=3)
+    np.testing.assert_array_equal(weights, np.float32([1.0, 0.0, 0.5, 0.0]))
+
+
 def test_weight_norm_is_one_of_its_names() -> None:
     with pytest.raises(ValueError, match=r"weight_norm .*'sum'"):
         PrioritizedReplayBuffer(4, COLUMNS, weight_norm="sum")

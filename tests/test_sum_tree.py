@@ -422,8 +422,10 @@ WRONG_MASSES = [
     (np.ones((2, 1)), ValueError),
     ([1.0, 2.0, 3.0], ValueError),
     ([1.0], ValueError),
-    (1, ValueError),
+    (True, TypeError),
+    (np.bool_(True), TypeError),
     (math.nan, ValueError),
+    (np.float32(-1.0), ValueError),
     (HUGE, ValueError),
 ]
 
@@ -439,9 +441,10 @@ def test_wrong_masses_change_nothing(wrong: Any, error: type[Exception], fanout:
     tree.check()
 
 
-def test_a_float_is_the_mass_of_all_the_leaves() -> None:
+@pytest.mark.parametrize("mass", [5.0, 5, np.float32(5), np.int8(5), np.float64(5)], ids=repr)
+def test_a_number_is_the_mass_of_all_the_leaves(mass: float) -> None:
     tree = tree_of([1.0, 2.0, 3.0, 0.1, 0.7], 2)
-    tree.update([1, 3, 3], 5.0)
+    tree.update([1, 3, 3], mass)
     tree.update([], 7.0)
     assert tree.masses().tolist() == [1.0, 5.0, 3.0, 5.0, 0.7]
     tree.check()

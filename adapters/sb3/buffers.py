@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
 from kary_replay import LinearSchedule
+from kary_replay.sampler import generator
 
 Array: TypeAlias = npt.NDArray[Any]
 Beta: TypeAlias = float | LinearSchedule | Callable[[float], float]
@@ -129,7 +130,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             # The algorithm has just seeded this generator from its own `seed`, which it does not
             # pass on: one number from here makes the same `seed` the same training.
             seed = int(np.random.randint(2**31 - 1))  # noqa: NPY002
-        self._seeds = np.random.default_rng(seed)
+        self._seeds = generator(seed)
         self._make_core = partial(
             kary_replay.PrioritizedReplayBuffer,
             self.buffer_size * self.n_envs,

@@ -9,7 +9,14 @@ import numpy.typing as npt
 from tianshou import data
 from tianshou.data.types import PrioBatchProtocol
 
-from kary_replay.sampler import Draw, Int64s, LinearSchedule, PrioritizedSampler, check_count
+from kary_replay.sampler import (
+    Draw,
+    Int64s,
+    LinearSchedule,
+    PrioritizedSampler,
+    check_count,
+    generator,
+)
 
 # Of each index: no TD error is awaited; its row was drawn, and its TD error is awaited; the row
 # that was drawn has been overwritten while its TD error was awaited.
@@ -21,6 +28,10 @@ class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
 
     The rows lie in Tianshou's own storage, one sub-buffer for each environment; a draw is over
     the rows of all of them, by priority.
+
+    What an algorithm makes of weights and priorities is Tianshou's: DQN with `huber_loss_delta`
+    ignores the weights; BCQ, CQL, CRR and imitation hand weights back in place of TD errors, and
+    multi-agent training hands nothing back.  Do not prioritize those.
 
     Parameters
     ----------
@@ -99,7 +110,7 @@ class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
             weight_norm="batch" if weight_norm else "none",
             stratified=stratified,
             fanout=fanout,
-            rng=np.random.default_rng(random_seed),
+            rng=generator(random_seed, "random_seed"),
         )
         self._draws = np.full(self.maxsize, IDLE)
         self.stale_updates = 0
@@ -140,6 +151,8 @@ class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
 
         Raises ValueError if the buffer is empty.
         """
+        if len(self) == 0:
+            raise ValueError("cannot sample from an empty buffer")
         if batch_size is None or batch_size < 1:
             batch, indices = super().sample(batch_size)
         else:
