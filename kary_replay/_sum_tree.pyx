@@ -384,25 +384,43 @@ cdef class SumTree:
         self, const double[::1] targets, double scale, int64_t[::1] out
     ) noexcept nogil:
         """Writes to `out` the leaves that hold targets * scale, which is at most the total."""
-        cdef Py_ssize_t i = 0
-        while i < targets.shape[0]:
-            # A constant fanout lets the compiler unroll every loop over a family.
-            if self.fanout == 8:
-                self._descend(targets, scale, out, i, 8)
-            else:
-                self._descend(targets, scale, out, i, self.fanout)
-            i += CHUNK
+        # A constant fanout lets the compiler unroll every loop over a family.
+        if self.fanout == 8:
+            self._find_by(targets, scale, out, 8)
+        else:
+            self._find_by(targets, scale, out, self.fanout)
 
-    cdef inline void _descend(
-        self, const double[::1] targets, double scale, int64_t[::1] out, Py_ssize_t begin,
-        const int64_t fanout
+    cdef inline void _find_by(
+        self, const double[::1] targets, double scale, int64_t[::1] out, const int64_t fanout
     ) noexcept nogil:
-        """Takes targets[begin : begin + CHUNK] down together, a level at a time."""
+        """Chunk by chunk; each takes its last step when the next has come as far.
+
+        What no cache holds are the leaves: so their families have the time of a whole chunk to
+        come out of memory.
+        """
+        cdef int64_t family[2][CHUNK]
+        cdef double rest[2][CHUNK]
+        cdef Py_ssize_t begin = 0, side = 0
+        while begin < targets.shape[0]:
+            self._to_families(targets, scale, begin, family[side], rest[side], fanout)
+            side = 1 - side
+            if begin > 0:
+                self._to_leaves(out, begin - CHUNK, family[side], rest[side], fanout)
+            begin += CHUNK
+        if begin > 0:
+            self._to_leaves(out, begin - CHUNK, family[1 - side], rest[1 - side], fanout)
+
+    cdef inline void _to_families(
+        self, const double[::1] targets, double scale, Py_ssize_t begin,
+        int64_t* node, double* rest, const int64_t fanout
+    ) noexcept nogil:
+        """Takes targets[begin : begin + CHUNK] down to families of leaves, a level at a time.
+
+        `rest` becomes what is left of each target in its family.
+        """
         cdef Py_ssize_t n = min(<Py_ssize_t>CHUNK, targets.shape[0] - begin)
-        cdef double rest[CHUNK]    # the target, less the mass left of the family it is in
-        cdef int64_t node[CHUNK]   # where it is, counted within the level
         cdef double top = below(self.root)
-        cdef const double* here = &self.mass[0]
+        cdef const double* here
         cdef const double* next_level
         cdef int64_t level, last = self.depth - 1
         cdef Py_ssize_t i
@@ -411,15 +429,25 @@ cdef class SumTree:
             node[i] = 0
         for level in range(last):
             here = &self.sums[self.start[level]]
-            next_level = &self.mass[self.start[last]]
+            next_level = &self.leaves[0]
             if level + 1 < last:
                 next_level = &self.sums[self.start[level + 1]]
             for i in range(n):
                 node[i] = node[i] * fanout + _child(here + node[i] * fanout, fanout, &rest[i])
                 prefetch_family(next_level + node[i] * fanout, fanout)
-        here = &self.mass[self.start[last]]
+
+    cdef inline void _to_leaves(
+        self, int64_t[::1] out, Py_ssize_t begin,
+        const int64_t* family, const double* rest, const int64_t fanout
+    ) noexcept nogil:
+        """Writes the leaves of the chunk at `begin` to `out`."""
+        cdef Py_ssize_t n = min(<Py_ssize_t>CHUNK, out.shape[0] - begin)
+        cdef const double* leaves = &self.leaves[0]
+        cdef int64_t first
+        cdef Py_ssize_t i
         for i in range(n):
-            out[begin + i] = node[i] * fanout + _leaf(here + node[i] * fanout, fanout, rest[i])
+            first = family[i] * fanout
+            out[begin + i] = first + _leaf(leaves + first, fanout, rest[i])
 
     cdef double _range_sum(self, int64_t first, int64_t last) noexcept nogil:
         """Sum of leaves first .. last - 1: what sticks out of whole families, then the parents."""
@@ -443,10 +471,10 @@ cdef inline int64_t _child(const double* sums, const int64_t fanout, double* res
     A running sum grows only at a child whose mass is > 0, so no other can be chosen.  Rounding
     on the level above can leave `rest` at the family's total: then it belongs to the last part.
     """
-    cdef int64_t child
-    if rest[0] >= sums[fanout - 1]:
+    cdef int64_t child = count_at_most(sums, fanout, rest[0])
+    if child == fanout:
         rest[0] = below(sums[fanout - 1])
-    child = count_at_most(sums, fanout, rest[0])
+        child = count_at_most(sums, fanout, rest[0])
     rest[0] -= sum_before(sums, fanout, child)
     return child
 
