@@ -45,6 +45,7 @@ cdef double ABOVE_ONE = 1.0 + DBL_EPSILON
 
 # What may stand for the masses of all leaves of an update.
 cdef tuple NUMBERS = (float, int, np.number)
+cdef object ARRAY = np.ndarray
 
 # What the mass of a parent holds while it waits to be recomputed; no sum of masses is negative.
 cdef double PENDING = -1.0
@@ -145,7 +146,7 @@ cdef class SumTree:
         cdef const int64_t[::1] where = _as_leaves(leaves)
         cdef const double[::1] what
         cdef double one
-        if isinstance(masses, NUMBERS):
+        if type(masses) is not ARRAY and isinstance(masses, NUMBERS):  # the second is slow
             one = masses if isinstance(masses, float) else _as_doubles("masses", masses)[0]
             self._update(where, &one, 0)
             return
