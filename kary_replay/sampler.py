@@ -62,10 +62,10 @@ class UniformSampler:
 
     def draw(self, size: int, live: int) -> Draw:
         """Draws `size` of the ring's `live` rows with replacement."""
-        counts = self._ring.counts()
         nth = self.rng.integers(live, size=size)
-        if (counts == counts[0]).all():  # then the live rows are the first slots
+        if self._ring.lanes == 1:  # then the live rows are the first slots
             return Draw(nth, None, None)
+        counts = self._ring.counts()
         ends = np.cumsum(counts)
         lane = np.searchsorted(ends, nth, side="right")
         row = nth - (ends - counts)[lane]
