@@ -202,9 +202,15 @@ def test_a_negative_size_gives_no_rows() -> None:
     assert batch.weight.shape == (0,)
 
 
-def test_an_empty_buffer_cannot_be_sampled() -> None:
+@pytest.mark.parametrize("size", [4, 0, None])
+def test_an_empty_buffer_cannot_be_sampled(size: int | None) -> None:
     with pytest.raises(ValueError, match="empty buffer"):
-        make().sample(4)
+        make().sample(size)
+
+
+def test_indices_of_an_empty_buffer_cannot_be_drawn() -> None:
+    with pytest.raises(ValueError, match="empty buffer"):
+        make().sample_indices(4)
 
 
 def test_same_seed_same_draws() -> None:

@@ -151,8 +151,7 @@ class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
 
         Raises ValueError if the buffer is empty.
         """
-        if len(self) == 0:
-            raise ValueError("cannot sample from an empty buffer")
+        self._check_filled()
         if batch_size is None or batch_size < 1:
             batch, indices = super().sample(batch_size)
         else:
@@ -169,6 +168,7 @@ class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
             return self._sampler.rng.permutation(self.sample_indices(0))
         if batch_size < 1:
             return super().sample_indices(batch_size)
+        self._check_filled()
         return self._draw(batch_size).slots
 
     def get_weight(self, index: int | npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -214,10 +214,11 @@ class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
         self.stale_updates += len(draws) - len(rows)
 
     def _draw(self, size: int) -> Draw:
-        live = len(self)
-        if live == 0:
+        return self._sampler.draw(size, len(self))
+
+    def _check_filled(self) -> None:
+        if len(self) == 0:
             raise ValueError("cannot sample from an empty buffer")
-        return self._sampler.draw(size, live)
 
     def _lose(self, index: slice | npt.NDArray[Any]) -> None:
         """Rows that draws at `index` gave are gone."""
