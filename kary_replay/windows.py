@@ -45,8 +45,8 @@ class Output(NamedTuple):
 
     @property
     def ahead(self) -> int:
-        """How many steps after the row it reads."""
-        return max(0, self.n_steps + self.stop - 1)
+        """How many steps after the row it reads, or must know of to count k."""
+        return max(0, self.n_steps - 1, self.n_steps + self.stop - 1)
 
 
 def outputs(schema: Schema, lane_rows: int) -> list[Output]:
