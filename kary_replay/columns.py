@@ -68,8 +68,8 @@ class Schema:
     Raises
     ------
     ValueError
-        No stored column, a name that `add` needs for itself, a size that is not >= 1, or no
-        flags for columns that depend on time.
+        No column that is stored or none that is drawn, a name that `add` needs for itself, a
+        size that is not >= 1, or no flags for columns that depend on time.
     TypeError
         A dtype that is not a plain number, or a declaration that is none of the three.
     """
@@ -86,6 +86,8 @@ class Schema:
             self._sort(name, column)
         if not self.stored:
             raise ValueError("columns must name at least one column that is stored")
+        if not self.drawn:
+            raise ValueError("columns must name at least one column that is drawn")
         self.record = _record(self.stored)
         self.inputs = {name: self.stored[name] for name in self.record.names or ()}
         for name in self.observed:
