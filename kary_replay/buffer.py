@@ -249,7 +249,8 @@ class ReplayBuffer:
             "heads": self._ring.heads.copy(),
             "columns": self._schema.declaration(),
             "marks": self._ring.marks[filled],
-            "rows": self._ring.rows[filled].view(np.uint8),
+            # Of bytes, not of records: what lies between their fields would be left as found.
+            "rows": self._ring.rows.view(np.uint8).reshape(self.capacity, -1)[filled].ravel(),
             "generator": checkpoint.generator_state(self._sampler.rng),
         }
 

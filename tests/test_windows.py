@@ -690,6 +690,19 @@ def test_an_episode_goes_on_where_it_was_saved(
     assert rows(other, *names) == rows(buffer, *names)
 
 
+def test_what_is_saved_is_the_rows_and_no_memory_around_them() -> None:
+    """Of lanes that hold unequal numbers of rows, and rows that end with bytes of no column."""
+    columns = {"a": ((3,), np.int64), **FLAGS, "before": Column("a")[t - 1]}
+    buffer = ReplayBuffer(30, columns, lanes=3, seed=0)
+    for lane in [0] * 9 + [1]:
+        buffer.add(a=[-1, -1, -1], **TERMINATED, lanes=lane)
+    rows = buffer._ring.rows.view(np.uint8).reshape(30, 32)[buffer._ring.filled_slots()]
+    for junk in range(50):
+        left_behind = [np.full(rows.size, junk, np.uint8) for _ in range(9)]
+        del left_behind  # for np.empty to find
+        assert buffer._state()["rows"].tobytes() == rows.tobytes()
+
+
 def test_a_file_of_other_derived_columns_may_be_loaded_only_if_they_fit(tmp_path: Path) -> None:
     """Windows that look further back would find rows that were drawable and are cut for them."""
     buffer = observed(8, {"next_obs": obs[t + 1]})
