@@ -39,6 +39,13 @@ cdef struct Field:
     int64_t size      # bytes
     Py_ssize_t next   # which array has the next values; -1 without
 
+cdef struct Claim:    # what one call of `claim` works with
+    uint8_t** data    # the arrays that come in
+    int64_t* awaited  # which of their rows the newest row of each lane is yet to get; -1: none
+    int64_t* retired  # slots
+    Py_ssize_t n_retired
+    bint whole
+
 
 @cython.final
 cdef class Ring:
@@ -116,6 +123,14 @@ cdef class Ring:
         """Number of rows in each lane, drawable or not, int64, shape (lanes,)."""
         return np.minimum(self.heads, self.lane_capacity)
 
+    @property
+    def filled(self):
+        """Number of rows, drawable or not."""
+        cdef int64_t lane, rows = 0
+        for lane in range(self.lanes):
+            rows += min(self.head[lane], self.lane_capacity)
+        return rows
+
     def filled_slots(self):
         """The slots that hold a row, ascending: an index array, or a slice where they adjoin."""
         counts = self.counts()
@@ -159,35 +174,28 @@ cdef class Ring:
         keys, slots : int64 arrays, shape (n,), of the steps
         retired : int64 array, or None: slots that held rows which may no longer be drawn, since
             they, or rows that their windows need, have made room
+        whole : bool.  Whether each row has its slot to itself, or else `kept` says which
         """
-        keys, slots = np.empty(lanes.shape[0], np.int64), np.empty(lanes.shape[0], np.int64)
-        retired = np.empty(self._most_retired(lanes.shape[0]), np.int64)
-        # Which row of this call the newest row of each lane awaits its bytes from.
-        awaited = np.full(self.lanes if self.observes else 0, -1, np.int64)
-        cdef int64_t[::1] key = keys, slot = slots, gone = retired, source = awaited
-        cdef Py_ssize_t i, n_gone = 0
-        cdef uint8_t** data = _addresses(arrays)
+        cdef Py_ssize_t i, n = lanes.shape[0]
+        keys, slots = np.empty(n, np.int64), np.empty(n, np.int64)
+        retired = np.empty(self._most_retired(n), np.int64)
+        awaited = np.full(self.lanes, -1, np.int64) if self.observes else keys
+        cdef Claim claim = Claim(_addresses(arrays), int64s(awaited), int64s(retired), 0, True)
+        cdef int64_t* key = int64s(keys)
+        cdef int64_t* slot = int64s(slots)
         with nogil:
-            for i in range(lanes.shape[0]):
-                key[i] = self._claim_step(data, i, lanes[i], source, gone, &n_gone)
+            for i in range(n):
+                key[i] = self._claim_step(&claim, i, lanes[i])
                 slot[i] = key[i] % self.capacity
-        free(data)
-        return keys, slots, retired[:n_gone] if n_gone else None
+        free(claim.data)
+        return keys, slots, retired[: claim.n_retired] if claim.n_retired else None, claim.whole
 
     def kept(self, const int64_t[::1] keys):
-        """Which of the claimed rows are to be published, bool, shape (n,); None if all are.
+        """Which of the claimed rows are to be published, bool, shape (n,).
 
         Of more rows than a lane holds, later ones have taken the slots of earlier ones.
         """
-        cdef Py_ssize_t i
-        cdef bint all_kept = True
-        result = np.empty(keys.shape[0], np.bool_)
-        cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
-        with nogil:
-            for i in range(keys.shape[0]):
-                out[i] = self._is_there(keys[i], WRITING)
-                all_kept = all_kept and out[i]
-        return None if all_kept else result
+        return self._are_there(keys, WRITING)
 
     def write(self, const int64_t[::1] slots, list arrays):
         """Copies row i of each array to slots[i], and next values to the row after it, in order."""
@@ -212,13 +220,7 @@ cdef class Ring:
 
     def live(self, const int64_t[::1] keys):
         """Which keys name rows that may be drawn, bool, shape (n,)."""
-        result = np.empty(keys.shape[0], np.bool_)
-        cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
-        cdef Py_ssize_t i
-        with nogil:
-            for i in range(keys.shape[0]):
-                out[i] = self._is_there(keys[i], DRAWABLE)
-        return result
+        return self._are_there(keys, DRAWABLE)
 
     def drawable(self, const int64_t[::1] slots):
         """Which slots hold rows that may be drawn, bool, shape (n,)."""
@@ -256,39 +258,39 @@ cdef class Ring:
         self.marks[slots], self.rows[slots] = marks, rows
         self.n_drawable = np.count_nonzero(self.marks & DRAWABLE)
 
-    cdef int64_t _claim_step(
-        self, uint8_t** data, Py_ssize_t i, int64_t lane, int64_t[::1] awaited,
-        int64_t[::1] gone, Py_ssize_t* n_gone,
-    ) noexcept nogil:
+    cdef int64_t _claim_step(self, Claim* claim, Py_ssize_t i, int64_t lane) noexcept nogil:
         """Claims what row i needs, and returns its key."""
-        cdef bint joins = self._joins(data, i, lane, awaited)
+        cdef bint joins = self._joins(claim, i, lane)
         cdef int64_t number = self.head[lane]
-        cdef int64_t newest
         if self.observes and joins:  # then the row is there already
             number -= 1
             self.mark[self._slot(lane, number)] |= STEP | WRITING
         else:
-            self._claim_row(lane, (0 if joins else FIRST) | STEP, gone, n_gone)
+            self._claim_row(claim, lane, (0 if joins else FIRST) | STEP)
         if self.observes:
-            self._claim_row(lane, 0, gone, n_gone)
-            awaited[lane] = i
-        newest = self._slot(lane, self.head[lane] - 1)
-        if self.terminated >= 0 and data[self.terminated][i]:
-            self.mark[self._slot(lane, number)] |= TERMINATED
-            self.mark[newest] |= LAST
-        if self.truncated >= 0 and data[self.truncated][i]:
-            self.mark[newest] |= LAST
+            self._claim_row(claim, lane, 0)
+            claim.awaited[lane] = i
+        if self.terminated >= 0:
+            self._mark_end(
+                lane, number, claim.data[self.terminated][i], claim.data[self.truncated][i]
+            )
         return number * self.lanes + lane
 
-    cdef bint _joins(
-        self, uint8_t** data, Py_ssize_t i, int64_t lane, const int64_t[::1] awaited
+    cdef inline void _mark_end(
+        self, int64_t lane, int64_t number, bint terminated, bint truncated
     ) noexcept nogil:
+        if terminated:
+            self.mark[self._slot(lane, number)] |= TERMINATED
+        if terminated or truncated:
+            self.mark[self._slot(lane, self.head[lane] - 1)] |= LAST
+
+    cdef bint _joins(self, Claim* claim, Py_ssize_t i, int64_t lane) noexcept nogil:
         """Whether row i continues the episode of the newest row of its lane."""
         cdef Py_ssize_t f
         cdef Field field
         cdef int64_t newest
         cdef const uint8_t* announced
-        if self.head[lane] == 0:
+        if self.terminated < 0 or self.head[lane] == 0:
             return False
         newest = self._slot(lane, self.head[lane] - 1)
         if self.mark[newest] & LAST:
@@ -298,37 +300,41 @@ cdef class Ring:
             if field.next < 0:
                 continue
             announced = &self.memory[newest, field.offset]
-            if awaited[lane] >= 0:  # not written yet
-                announced = data[field.next] + awaited[lane] * field.size
-            if memcmp(announced, data[f] + i * field.size, field.size) != 0:
+            if claim.awaited[lane] >= 0:  # not written yet
+                announced = claim.data[field.next] + claim.awaited[lane] * field.size
+            if memcmp(announced, claim.data[f] + i * field.size, field.size) != 0:
                 return False
         return True
 
-    cdef void _claim_row(
-        self, int64_t lane, uint8_t mark, int64_t[::1] gone, Py_ssize_t* n_gone
-    ) noexcept nogil:
+    cdef void _claim_row(self, Claim* claim, int64_t lane, uint8_t mark) noexcept nogil:
         """Takes the next row of the lane, from its oldest one if it is full.
 
         In an order that leaves no row drawable that is not whole, wherever the process dies.
         """
-        cdef int64_t number = self.head[lane]
-        cdef int64_t slot = self._slot(lane, number), step
-        for step in range(self.back + 1 if number >= self.lane_capacity else 0):
-            # The oldest row itself, and those of its episode whose windows reach back to it.
-            if step > 0 and self.mark[slot] & FIRST:
-                break
-            if self.mark[slot] & DRAWABLE:
-                gone[n_gone[0]] = slot
-                n_gone[0] += 1
-                self.n_drawable -= 1
-            self.mark[slot] &= ~(DRAWABLE | WRITING)
-            slot = self._after(slot)
+        cdef int64_t number = self.head[lane], slot = self._slot(lane, number)
+        if number >= self.lane_capacity:
+            self._retire(claim, slot)
         atomic_signal_fence(memory_order_seq_cst)
-        self.mark[self._slot(lane, number)] = mark | NEWEST | WRITING
+        self.mark[slot] = mark | NEWEST | WRITING
         if number > 0 and self.lane_capacity > 1:
             self.mark[self._slot(lane, number - 1)] &= ~NEWEST
         atomic_signal_fence(memory_order_seq_cst)
         self.head[lane] = number + 1
+
+    cdef void _retire(self, Claim* claim, int64_t slot) noexcept nogil:
+        """The oldest row of a lane, and those of its episode whose windows reach back to it."""
+        cdef int64_t step
+        for step in range(self.back + 1):
+            if step > 0 and self.mark[slot] & FIRST:
+                break
+            if self.mark[slot] & DRAWABLE:
+                claim.retired[claim.n_retired] = slot
+                claim.n_retired += 1
+                self.n_drawable -= 1
+            if self.mark[slot] & (STEP | WRITING) == STEP | WRITING:
+                claim.whole = False
+            self.mark[slot] &= ~(DRAWABLE | WRITING)
+            slot = self._after(slot)
 
     cdef inline int64_t _slot(self, int64_t lane, int64_t number) noexcept nogil:
         return number % self.lane_capacity * self.lanes + lane
@@ -345,6 +351,15 @@ cdef class Ring:
         if not head - self.lane_capacity <= number < head:
             return False
         return self.mark[key % self.capacity] & (mark | STEP) == mark | STEP
+
+    cdef _are_there(self, const int64_t[::1] keys, uint8_t mark):
+        cdef Py_ssize_t i
+        result = np.empty(keys.shape[0], np.bool_)
+        cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
+        with nogil:
+            for i in range(keys.shape[0]):
+                out[i] = self._is_there(keys[i], mark)
+        return result
 
     cdef Py_ssize_t _most_retired(self, Py_ssize_t rows):
         """Rows whose place is taken, and those that reach back to them: once each, and at first
@@ -380,6 +395,10 @@ cdef inline bint fits(cnp.ndarray array, tuple shape, dtype, Py_ssize_t rows):
             return False
     here = <object>cnp.PyArray_DESCR(array)
     return here is dtype or here == dtype
+
+
+cdef inline int64_t* int64s(cnp.ndarray array):
+    return <int64_t*>cnp.PyArray_DATA(array)
 
 
 cdef uint8_t** _addresses(list arrays) except NULL:

@@ -164,7 +164,7 @@ class ReplayBuffer:
             A column or lane that does not fit its declaration; nothing is changed.
         """
         rows, arrays = self._rows(columns)
-        keys, slots, _ = self._ring.claim(self._lanes_of(lanes, rows), arrays)
+        keys, slots, _, _ = self._ring.claim(self._lanes_of(lanes, rows), arrays)
         self._ring.write(slots, arrays)
         self._ring.publish(slots)
         return keys
@@ -390,21 +390,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             masses = self._sampler.new_mass()
         else:
             masses = self._sampler.masses(td_errors, rows)
-        keys, slots, retired = self._ring.claim(lane_of_row, arrays)
+        keys, slots, retired, whole = self._ring.claim(lane_of_row, arrays)
         if retired is not None:
             self._sampler.tree.update(retired, 0.0)
         self._ring.write(slots, arrays)
-        self._give(masses, keys, slots)
+        if whole:
+            self._sampler.tree.update(slots, masses)
+        else:  # later rows replaced earlier ones
+            kept = self._ring.kept(keys)
+            self._sampler.tree.update(slots[kept], np.broadcast_to(masses, rows)[kept])
         self._ring.publish(slots)
         return keys
-
-    def _give(self, masses: float | Float64s, keys: Int64s, slots: Int64s) -> None:
-        """Gives new rows their masses, unless a later one of the same call replaced them."""
-        kept = self._ring.kept(keys)
-        if kept is not None:
-            slots = slots[kept]
-            masses = masses if isinstance(masses, float) else masses[kept]
-        self._sampler.tree.update(slots, masses)
 
     def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:
         """Gives rows new priorities, abs(td_error) + eps.

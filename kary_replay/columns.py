@@ -100,9 +100,15 @@ class Schema:
         """Whether rows belong to episodes, as columns that depend on time need it."""
         return bool(self.derived or self.observed)
 
-    def declaration(self) -> dict[str, str]:
-        """The columns as JSON can hold them."""
-        return {name: str(column) for name, column in self.declared.items()}
+    def declaration(self) -> dict[str, Any]:
+        """What rows hold and depend on, as JSON can hold it."""
+        return {
+            "stored": {
+                name: [list(shape), dtype.str] for name, (shape, dtype) in self.stored.items()
+            },
+            "with_next": self.observed,
+            "derived": {name: str(expression) for name, expression in self.derived.items()},
+        }
 
     def _sort(self, name: str, column: Plain | Stored | Expression) -> None:
         if isinstance(column, Expression):
@@ -126,7 +132,7 @@ class Schema:
 
     def _check_flags(self) -> None:
         for flag in FLAGS:
-            if self.stored.get(flag) != ((), np.dtype(np.bool_)):
+            if self.stored.get(flag) != ((), np.dtype(np.bool_)) or flag in self.observed:
                 given = self.stored.get(flag, "none")
                 names = ", ".join([*self.observed, *self.derived])
                 raise ValueError(

@@ -62,21 +62,21 @@ class UniformSampler:
 
     def draw(self, size: int, live: int) -> Draw:
         """Draws `size` of the ring's `live` rows with replacement."""
-        counts = self._ring.counts()
-        slots = self._slots(size, counts)
-        if live < counts.sum():  # observations alone, and steps whose windows are not whole
+        slots = self._slots(size)
+        if live < self._ring.filled:  # observations alone, and steps whose windows are not whole
             missed = np.flatnonzero(~self._ring.drawable(slots))
             while missed.size:
-                slots[missed] = self._slots(missed.size, counts)
+                slots[missed] = self._slots(missed.size)
                 missed = missed[~self._ring.drawable(slots[missed])]
         return Draw(slots, None, None)
 
-    def _slots(self, size: int, counts: Int64s) -> Int64s:
-        """Slots of `size` of all rows, `counts` in each lane."""
-        ends = np.cumsum(counts)
-        nth = self.rng.integers(ends[-1], size=size)
+    def _slots(self, size: int) -> Int64s:
+        """Slots of any rows, drawable or not."""
+        nth = self.rng.integers(self._ring.filled, size=size)
         if self._ring.lanes == 1:  # then the rows are the first slots
             return nth
+        counts = self._ring.counts()
+        ends = np.cumsum(counts)
         lane = np.searchsorted(ends, nth, side="right")
         row = nth - (ends - counts)[lane]
         slots: Int64s = row * self._ring.lanes + lane

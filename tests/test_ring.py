@@ -22,7 +22,7 @@ def int64s(*numbers: int) -> Int64s:
 
 def insert(ring: Ring, lanes: Int64s) -> tuple[Int64s, Int64s]:
     """Claims and publishes rows of one number; returns their keys and slots."""
-    keys, slots, _ = ring.claim(lanes, [np.zeros(len(lanes), np.int64)])
+    keys, slots, _, _ = ring.claim(lanes, [np.zeros(len(lanes), np.int64)])
     ring.publish(slots)
     return keys, slots
 
@@ -78,21 +78,24 @@ def test_a_key_never_handed_out_is_not_live(lanes: int) -> None:
 
 def test_a_row_may_be_drawn_from_its_publication_to_its_replacement() -> None:
     ring, nothing = Ring(2, 1, NUMBER), [int64s(0)]
-    keys, slots, retired = ring.claim(int64s(0), nothing)
+    keys, slots, retired, _ = ring.claim(int64s(0), nothing)
     assert (len(ring), ring.live(keys).tolist(), retired) == (0, [False], None)
     ring.publish(slots)
     assert (len(ring), ring.live(keys).tolist()) == (1, [True])
     insert(ring, int64s(0))
-    _, _, retired = ring.claim(int64s(0), nothing)
+    _, _, retired, _ = ring.claim(int64s(0), nothing)
     assert (len(ring), ring.live(keys).tolist(), retired.tolist()) == (1, [False], slots.tolist())
 
 
 def test_of_more_rows_than_fit_the_newest_are_kept() -> None:
     ring = Ring(4, 2, NUMBER)
-    keys, _, _ = ring.claim(int64s(0, 0, 1, 0), [int64s(1, 2, 3, 4)])
+    keys, slots, _, whole = ring.claim(int64s(0, 0, 1, 0), [int64s(1, 2, 3, 4)])
+    assert not whole
     assert ring.kept(keys).tolist() == [False, True, True, True]
-    keys, _, _ = ring.claim(int64s(0, 1), [int64s(5, 6)])
-    assert ring.kept(keys) is None
+    ring.publish(slots)
+    keys, _, _, whole = ring.claim(int64s(0, 1), [int64s(5, 6)])
+    assert whole
+    assert ring.kept(keys).all()
 
 
 FIELDS = np.dtype(
