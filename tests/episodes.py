@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +20,16 @@ Values = dict[str, Array]  # of one step: column to array
 
 
 class Derived(Protocol):
-    """A derived column: how it is declared, and what it is at step `i` of an episode."""
+    """A derived column: how it is declared, and what it is at step `i` of an episode.
+
+    It looks at up to `back` steps before `i`, and is whole where nothing cuts it short.
+    """
 
     @property
-    def back(self) -> int:
-        """Steps before `i` that it may look at."""
-        ...
-
-    @property
-    def reach(self) -> int:
-        """Steps after `i` that it may look at."""
-        ...
-
+    def back(self) -> int: ...
     def expression(self) -> Any: ...
     def at(self, episode: Episode, i: int) -> Any: ...
+    def whole(self, episode: Episode, i: int) -> bool: ...
 
 
 @dataclass
@@ -62,29 +58,6 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class Value:
-    """`column[t + offset]`, or `column[t + k + offset]` with a horizon."""
-
-    column: str
-    offset: int
-    n_steps: int | None = None
-
-    def expression(self) -> Any:
-        return Column(self.column)[anchor(self.n_steps) + self.offset]
-
-    @property
-    def back(self) -> int:
-        return max(0, -self.offset - (self.n_steps is not None))
-
-    @property
-    def reach(self) -> int:
-        return max(0, self.offset + (self.n_steps or 0))
-
-    def at(self, episode: Episode, i: int) -> Array:
-        return Window(self.column, self.offset, self.offset + 1, self.n_steps).at(episode, i)[0]
-
-
-@dataclass(frozen=True)
 class Window:
     """`column[t + start : t + stop]`, or around `t + k` with a horizon."""
 
@@ -95,19 +68,20 @@ class Window:
     pad: str | None = None  # None: not said
 
     def expression(self) -> Any:
-        here = anchor(self.n_steps)
-        window = Column(self.column)[here + self.start : here + self.stop]
+        return self._padded(Column(self.column)[self._time(self.start) : self._time(self.stop)])
+
+    def _time(self, offset: int) -> Any:
+        return (t if self.n_steps is None else t + Horizon(self.n_steps)) + offset
+
+    def _padded(self, window: Any) -> Any:
         return window if self.pad is None else window.pad(self.pad)
 
     @property
     def back(self) -> int:
+        """Steps before its own that it may look at: k is at least 1."""
         return max(0, -self.start - (self.n_steps is not None))
 
-    @property
-    def reach(self) -> int:
-        return max(0, self.stop - 1 + (self.n_steps or 0))
-
-    def places(self, episode: Episode, i: int) -> range:
+    def times(self, episode: Episode, i: int) -> range:
         if self.n_steps is not None:
             i += episode.rewards_summed(i, self.n_steps)
         return range(i + self.start, i + self.stop)
@@ -118,10 +92,38 @@ class Window:
         before, after = edges[0], edges[-1]
         return np.stack(
             [
-                before if place < 0 else after if place >= len(values) else values[place]
-                for place in self.places(episode, i)
+                before if time < 0 else after if time >= len(values) else values[time]
+                for time in self.times(episode, i)
             ]
         )
+
+    def valid(self, episode: Episode, i: int) -> Array:
+        values = len(episode.values(self.column))
+        return np.array([0 <= time < values for time in self.times(episode, i)])
+
+    def whole(self, episode: Episode, i: int) -> bool:
+        k = episode.rewards_summed(i, self.n_steps or 1)
+        return k == (self.n_steps or 1) and bool(self.valid(episode, i).all())
+
+
+class Value(Window):
+    """`column[t + offset]`, or `column[t + k + offset]` with a horizon."""
+
+    def __init__(
+        self, column: str, offset: int, n_steps: int | None = None, pad: str | None = None
+    ) -> None:
+        super().__init__(column, offset, offset + 1, n_steps, pad)
+
+    def expression(self) -> Any:
+        return self._padded(Column(self.column)[self._time(self.start)])
+
+    def at(self, episode: Episode, i: int) -> Array:
+        value: Array = super().at(episode, i)[0]
+        return value
+
+    def valid(self, episode: Episode, i: int) -> Array:
+        valid: Array = super().valid(episode, i)[0]
+        return valid
 
 
 @dataclass(frozen=True)
@@ -134,16 +136,14 @@ class Mask:
     def back(self) -> int:
         return self.window.back
 
-    @property
-    def reach(self) -> int:
-        return self.window.reach
-
     def expression(self) -> Any:
         return self.window.expression().valid()
 
     def at(self, episode: Episode, i: int) -> Array:
-        values = len(episode.values(self.window.column))
-        return np.array([0 <= place < values for place in self.window.places(episode, i)])
+        return self.window.valid(episode, i)
+
+    def whole(self, episode: Episode, i: int) -> bool:
+        return self.window.whole(episode, i)
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,7 @@ class Return:
     column: str
     n_steps: int
     gamma: float
-    back = 0
-
-    @property
-    def reach(self) -> int:
-        return self.n_steps - 1
+    back: ClassVar[int] = 0
 
     def expression(self) -> Any:
         return Column(self.column)[t : t + Horizon(self.n_steps)].sum(self.gamma)
@@ -168,6 +164,9 @@ class Return:
             total = total + self.gamma**j * episode.steps[i + j][self.column]
         return total
 
+    def whole(self, episode: Episode, i: int) -> bool:
+        return episode.rewards_summed(i, self.n_steps) == self.n_steps
+
 
 @dataclass(frozen=True)
 class Discount:
@@ -175,11 +174,7 @@ class Discount:
 
     n_steps: int
     gamma: float
-    back = 0
-
-    @property
-    def reach(self) -> int:
-        return self.n_steps - 1
+    back: ClassVar[int] = 0
 
     def expression(self) -> Any:
         return self.gamma ** Horizon(self.n_steps)
@@ -188,9 +183,8 @@ class Discount:
         k = episode.rewards_summed(i, self.n_steps)
         return 0.0 if episode.steps[i + k - 1]["terminated"] else self.gamma**k
 
-
-def anchor(n_steps: int | None) -> Any:
-    return t if n_steps is None else t + Horizon(n_steps)
+    def whole(self, episode: Episode, i: int) -> bool:
+        return episode.rewards_summed(i, self.n_steps) == self.n_steps
 
 
 class Lane:

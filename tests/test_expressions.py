@@ -56,6 +56,8 @@ def declare(derived: dict[str, Any], capacity: int = CAPACITY, **arguments: Any)
         {"d": reward[t : t + k].sum(np.float64(1.0))},
         {"d": 0.9**k},
         {"d": 1**k, "e": 0.5 ** Horizon(1)},
+        {"d": np.float32(0.5) ** k, "e": np.float64(0.5) ** k},
+        {"d": x[t + 2], "m": x[t + 2].valid()},
     ],
     ids=lambda derived: ", ".join(map(str, derived)),
 )
@@ -199,6 +201,7 @@ def test_a_forgotten_with_next_is_an_error_and_not_zeros() -> None:
         ReplayBuffer(CAPACITY, columns)
 
 
+@pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize(
     ("derived", "rows"),
     [
@@ -208,15 +211,40 @@ def test_a_forgotten_with_next_is_an_error_and_not_zeros() -> None:
         ({"d": reward[t : t + Horizon(4)].sum(0.9)}, 4),
         ({"d": 0.9 ** Horizon(4)}, 4),
         ({"d": x[t + Horizon(4) - 1]}, 4),
+        ({"d": x[t + Horizon(4) - 4]}, 7),  # t - 3, where k = 1
+        ({"d": x[t + Horizon(4) - 3 : t + Horizon(4)]}, 6),
     ],
-    ids=str,
+    ids=lambda case: ", ".join(map(str, case.values())) if isinstance(case, dict) else "",
 )
-def test_a_lane_holds_the_longest_window(derived: dict[str, Any], rows: int) -> None:
+def test_a_lane_holds_the_longest_window(derived: dict[str, Any], rows: int, lanes: int) -> None:
     columns = {name: STORED[name] for name in ("x", "reward", *FLAGS)} | derived
-    for lanes in (1, 3):
-        ReplayBuffer(lanes * rows, columns, lanes=lanes)
-        with pytest.raises(ValueError, match=r"d = .*lane|lane.*d = "):
-            ReplayBuffer(lanes * (rows - 1), columns, lanes=lanes)
+    seen = columns | {"frame": STORED["frame"]}  # a row more, of what is seen after the last step
+    for declared, needed in ((columns, rows), (seen, rows + 1)):
+        ReplayBuffer(lanes * needed, declared, lanes=lanes)
+        with pytest.raises(ValueError, match=r"d = .*lane"):
+            ReplayBuffer(lanes * (needed - 1), declared, lanes=lanes)
+
+
+@pytest.mark.parametrize(
+    ("derived", "rows"),
+    [
+        ({"d": frame[t]}, 2),
+        ({"d": frame[t + 1]}, 2),
+        ({"d": frame[t - 3 : t + 1]}, 5),
+        ({"d": frame[t - 2 : t + 2]}, 4),
+        ({"d": frame[t + k]}, 4),
+        ({"d": frame[t + k - 3 : t + k + 1]}, 6),
+        ({"d": frame[t : t + 5], "m": frame[t : t + 5].valid()}, 5),
+    ],
+    ids=lambda case: ", ".join(map(str, case.values())) if isinstance(case, dict) else "",
+)
+def test_a_lane_holds_the_longest_window_of_observations(
+    derived: dict[str, Any], rows: int
+) -> None:
+    columns = {name: STORED[name] for name in ("frame", *FLAGS)} | derived
+    ReplayBuffer(rows, columns)
+    with pytest.raises(ValueError, match=r"lane"):
+        ReplayBuffer(rows - 1, columns)
 
 
 # --- refused: numbers -------------------------------------------------------------------------
@@ -333,6 +361,14 @@ def test_without_columns_of_time_flags_are_columns_like_others() -> None:
 def test_a_wrong_stored_column_is_refused(make: Callable[[], Any]) -> None:
     with pytest.raises((ValueError, TypeError), match=r"column|with_next|drawn"):
         ReplayBuffer(CAPACITY, {**FLAGS, "x": make()})
+
+
+def test_a_batch_has_a_column() -> None:
+    with pytest.raises(ValueError, match="drawn"):
+        ReplayBuffer(CAPACITY, {"x": Stored((), np.int64, drawn=False)})
+    ReplayBuffer(CAPACITY, {"x": Stored((), np.int64, drawn=False), **FLAGS, "d": x[t - 1]})
+    with pytest.raises(ValueError, match="stored"):
+        ReplayBuffer(CAPACITY, {"d": x[t - 1]})
 
 
 def test_one_row_holds_no_step_and_what_is_seen_after_it() -> None:

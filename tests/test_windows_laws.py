@@ -15,7 +15,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from episodes import Array, Derived, Discount, Episodes, Mask, Return, Value, Values, Window
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kary_replay import PrioritizedReplayBuffer, ReplayBuffer, Stored
@@ -39,59 +39,36 @@ def observation(number: int) -> Values:
 # --- any declaration --------------------------------------------------------------------------
 
 
-@st.composite
-def derived_columns(draw: st.DrawFn, observations: frozenset[str]) -> dict[str, Derived]:
-    """Up to four derived columns that are legal, and the masks that they need."""
-    columns: dict[str, Derived] = {}
-    for i in range(draw(st.integers(0, 4))):
-        column = draw(
-            st.one_of(values(observations), windows(), st.just(None), returns(), discounts())
-        )
-        if column is None:  # the stack that everybody knows
-            column = Window("x", 1 - draw(st.integers(1, FAR)), 1)
-        columns[f"column_{i}"] = column
-        if isinstance(column, Window) and (
-            column.stop > last_offset(column, observations) + 1 or draw(st.booleans())
-        ):
-            columns[f"mask_{i}"] = Mask(column)
-    return columns
-
-
-def last_offset(column: Value | Window, observations: frozenset[str]) -> int:
-    """The last offset whose value is always there."""
-    return int(column.column in observations) - (column.n_steps is not None)
-
-
-@st.composite
-def values(draw: st.DrawFn, observations: frozenset[str]) -> Value:
-    nearest = Value(draw(st.sampled_from(["x", "y", "action", "reward"])), 0, draw(horizons))
-    offset = st.integers(-FAR, last_offset(nearest, observations))
-    return Value(nearest.column, draw(offset), nearest.n_steps)
+n_steps = st.integers(1, FAR)
+horizons = st.none() | n_steps
+gammas = st.sampled_from([0.0, 0.5, 1.0])  # with small whole rewards sums are exact
+paddings = st.sampled_from([None, "zeros", "edge"])
+names = st.sampled_from(["x", "y", "action", "reward"])
+values = st.builds(Value, names, st.integers(-FAR, FAR), horizons, paddings)
+stacks = st.builds(Window, names, st.integers(-FAR, 0), st.just(1), st.none(), paddings)
+returns = st.builds(Return, st.just("reward"), n_steps, gammas)
+discounts = st.builds(Discount, n_steps, gammas)
 
 
 @st.composite
 def windows(draw: st.DrawFn) -> Window:
     start = draw(st.integers(-FAR, FAR))
-    return Window(
-        draw(st.sampled_from(["x", "y", "action", "reward"])),
-        start,
-        draw(st.integers(start + 1, FAR + 1)),
-        draw(horizons),
-        draw(st.sampled_from([None, "zeros", "edge"])),
-    )
+    stop = draw(st.integers(start + 1, FAR + 1))
+    return Window(draw(names), start, stop, draw(horizons), draw(paddings))
 
 
-n_steps = st.integers(1, FAR)
-gammas = st.sampled_from([0.0, 0.5, 1.0])  # with small whole rewards sums are exact
-horizons = st.none() | n_steps
-
-
-def returns() -> st.SearchStrategy[Return]:
-    return st.builds(Return, st.just("reward"), n_steps, gammas)
-
-
-def discounts() -> st.SearchStrategy[Discount]:
-    return st.builds(Discount, n_steps, gammas)
+@st.composite
+def derived_columns(draw: st.DrawFn, observations: frozenset[str]) -> dict[str, Derived]:
+    """Up to four derived columns, and the masks that they need."""
+    columns: dict[str, Derived] = {}
+    anything = st.one_of(values, stacks, windows(), returns, discounts)
+    for i, column in enumerate(draw(st.lists(anything, max_size=4))):
+        columns[f"column_{i}"] = column
+        if isinstance(column, Window):
+            last = int(column.column in observations) - (column.n_steps is not None)
+            if column.stop > last + 1 or draw(st.booleans()):
+                columns[f"mask_{i}"] = Mask(column)
+    return columns
 
 
 @dataclass(frozen=True)
@@ -134,10 +111,10 @@ class Declaration:
 @st.composite
 def declarations(draw: st.DrawFn) -> Declaration:
     observations = frozenset(draw(st.sampled_from([[], ["x"], ["x"], ["y"], ["x", "y"]])))
-    names = [*STEP_COLUMNS, *OBSERVATIONS]
-    hidden = frozenset(draw(st.lists(st.sampled_from(names), max_size=3)))
+    stored = [*STEP_COLUMNS, *OBSERVATIONS]
+    hidden = frozenset(draw(st.lists(st.sampled_from(stored), max_size=3)))
     derived = draw(derived_columns(observations))
-    return Declaration(observations, frozenset(names) - hidden, derived)
+    return Declaration(observations, frozenset(stored) - hidden, derived)
 
 
 # --- any schedule -----------------------------------------------------------------------------
@@ -392,6 +369,28 @@ def assert_same(name: str, got: Array, want: Array) -> None:
 
 WindowsAgainstEpisodes.TestCase.settings = settings(max_examples=600, stateful_step_count=20)
 TestWindowsAgainstEpisodes = WindowsAgainstEpisodes.TestCase
+
+
+# --- the smallest lane ------------------------------------------------------------------------
+
+
+@given(declaration=declarations())
+@settings(max_examples=200)
+def test_the_smallest_lane_holds_the_longest_window(declaration: Declaration) -> None:
+    """Of an endless episode, it has a row that can be drawn and is whole: for every column."""
+    rows = declaration.smallest_lane()
+    assert all(whole_row(declaration, rows, column) for column in declaration.derived.values())
+    if rows > 1 + bool(declaration.observations):
+        some = declaration.derived.values()
+        assert not all(whole_row(declaration, rows - 1, column) for column in some)
+
+
+def whole_row(declaration: Declaration, rows: int, column: Derived) -> bool:
+    model = Episodes(1, rows, sorted(declaration.observations), {"column": column})
+    simulators = Simulators(1)
+    for _ in range(5 * FAR):
+        model.add(0, simulators.step(Event(0)))
+    return any(column.whole(episode, i) for _, episode, i in model.lanes[0].whole(column.back))
 
 
 # --- draws ------------------------------------------------------------------------------------
