@@ -97,11 +97,15 @@ class ReplayBuffer:
         """Goes on with what a directory holds; a new one gets its first record."""
         record = None
         if self._journal is not None and not self._arena.fresh:
-            self._ring.recover()
+            self._recover()
             record = self._journal.read()
         if record is not None:
             self._restore_settings(record)
         self._record()
+
+    def _recover(self) -> None:
+        """Gives up the rows that were on their way, wherever `add` ended."""
+        self._ring.recover()
 
     @property
     def capacity(self) -> int:
@@ -155,9 +159,14 @@ class ReplayBuffer:
             A column or lane that does not fit its declaration; nothing is changed.
         """
         rows, arrays = self._rows(columns)
-        keys, slots, _, _ = self._ring.claim(self._lanes_of(lanes, rows), arrays)
-        self._ring.write(slots, arrays)
-        self._ring.publish(slots)
+        lane_of_row = self._lanes_of(lanes, rows)
+        try:
+            keys, slots, _, _ = self._ring.claim(lane_of_row, arrays)
+            self._ring.write(slots, arrays)
+            self._ring.publish(slots)
+        except BaseException:  # a signal, or no memory
+            self._recover()
+            raise
         return keys
 
     def _rows(self, columns: dict[str, npt.ArrayLike]) -> tuple[int, list[Array]]:
@@ -354,10 +363,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._stale_updates = 0
         self._resume()
 
-    def _resume(self) -> None:
-        super()._resume()
-        if not self._arena.fresh:
-            self._sampler.recover(self._ring)
+    def _recover(self) -> None:
+        super()._recover()
+        self._sampler.recover(self._ring)
 
     @property
     def alpha(self) -> float:
@@ -410,16 +418,20 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             masses = self._sampler.new_mass()
         else:
             masses = self._sampler.masses(td_errors, rows)
-        keys, slots, retired, whole = self._ring.claim(lane_of_row, arrays)
-        if retired is not None:
-            self._sampler.tree.update(retired, 0.0)
-        self._ring.write(slots, arrays)
-        if whole:
-            self._sampler.tree.update(slots, masses)
-        else:  # later rows replaced earlier ones
-            kept = self._ring.kept(keys)
-            self._sampler.tree.update(slots[kept], np.broadcast_to(masses, rows)[kept])
-        self._ring.publish(slots)
+        try:
+            keys, slots, retired, whole = self._ring.claim(lane_of_row, arrays)
+            if retired is not None:
+                self._sampler.tree.update(retired, 0.0)
+            self._ring.write(slots, arrays)
+            if whole:
+                self._sampler.tree.update(slots, masses)
+            else:  # later rows replaced earlier ones
+                kept = self._ring.kept(keys)
+                self._sampler.tree.update(slots[kept], np.broadcast_to(masses, rows)[kept])
+            self._ring.publish(slots)
+        except BaseException:  # a signal, or no memory
+            self._recover()
+            raise
         return keys
 
     def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:
