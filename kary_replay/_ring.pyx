@@ -253,13 +253,16 @@ cdef class Ring:
                     out[i] -= self.capacity
         return result
 
-    def restore(self, heads, marks, rows):
-        """Takes over the state of another ring: its heads, and its filled slots' marks and rows."""
+    def restore(self, heads, rows):
+        """Takes over another ring's heads and the rows of its filled slots, as yet undrawable."""
+        self.n_drawable, self.marks[:] = 0, 0
         self.heads[:] = heads
-        slots = self.filled_slots()
-        self.marks[:] = 0
-        self.marks[slots], self.rows[slots] = marks, rows
-        self.n_drawable = np.count_nonzero(self.marks & DRAWABLE)
+        self.rows[self.filled_slots()] = rows
+
+    def restore_marks(self, marks):
+        """Marks the filled slots as those of the other ring, so that they may be drawn."""
+        self.marks[self.filled_slots()] = marks
+        self.n_drawable = np.count_nonzero(marks & DRAWABLE)
 
     def recover(self):
         """Makes a ring of memory that outlived its process, perhaps between claim and publish.

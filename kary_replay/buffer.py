@@ -240,7 +240,7 @@ class ReplayBuffer:
         """
         state = checkpoint.load(path)
         self._check_fits(state)
-        self._restore(state)
+        self._take_over(state)
         self._record()
 
     def close(self) -> None:
@@ -286,17 +286,22 @@ class ReplayBuffer:
             if here != there:
                 raise ValueError(f"{what} must be that of the file, {there}, got {here}")
 
+    def _take_over(self, state: checkpoint.State) -> None:
+        """Becomes what `state` describes; whoever dies in the middle leaves rows of neither."""
+        self._restore(state)
+        self._ring.restore_marks(state["marks"])
+
     def _restore(self, state: checkpoint.State) -> None:
         self._restore_settings(state)
         rows = state["rows"].view(self._schema.record)
-        self._ring.restore(state["heads"], state["marks"], rows)
+        self._ring.restore(state["heads"], rows)
 
     def __getstate__(self) -> checkpoint.State:
         return {"arguments": self._arguments(), "state": self._state()}
 
     def __setstate__(self, pickled: checkpoint.State) -> None:
         ReplayBuffer.__init__(self, **pickled["arguments"])
-        self._restore(pickled["state"])
+        self._take_over(pickled["state"])
 
     def _arguments(self) -> dict[str, Any]:
         """What makes an empty buffer like this one."""
@@ -517,7 +522,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def __setstate__(self, pickled: checkpoint.State) -> None:
         PrioritizedReplayBuffer.__init__(self, **pickled["arguments"])
-        self._restore(pickled["state"])
+        self._take_over(pickled["state"])
 
     def _arguments(self) -> dict[str, Any]:
         sampler = self._sampler
