@@ -82,8 +82,14 @@ class ReplayBuffer:
     ) -> None:
         """Allocates the ring and `more`; the settings say what the bytes of both mean."""
         journal = {} if storage == "private" else {"journal": ((Journal.SIZE,), np.uint8)}
-        settings |= {"kind": self._kind, "columns": self._schema.declaration()}
-        self._arena = arena.allocate({**self._layout, **more, **journal}, storage, settings)
+        meaning = {
+            "kind": self._kind,
+            "capacity": self._layout["rows"][0][0],
+            "lanes": len(self._each_lane),
+            **settings,
+            "columns": self._schema.declaration(),
+        }
+        self._arena = arena.allocate({**self._layout, **more, **journal}, storage, meaning)
         self._journal = Journal(self._arena["journal"]) if journal else None
         self._ring = Ring(
             self._arena,
