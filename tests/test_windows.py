@@ -247,6 +247,16 @@ def test_a_row_whose_stack_is_overwritten_has_mass_0_and_the_others_keep_theirs(
     assert buffer._sampler.tree.masses().tolist() == [9.0, 0.0, 3.0, 8.0]
 
 
+def test_weights_count_the_rows_that_can_be_drawn() -> None:
+    columns = {"frame": ((), np.uint8), **FLAGS, "stack": frame[t - 2 : t + 1]}
+    buffer = PrioritizedReplayBuffer(5, columns, alpha=0.0, beta=1.0, weight_norm="none", seed=0)
+    for number in range(9):
+        buffer.add(frame=number, **NO_END)
+    batch = buffer.sample(12)
+    assert batch.probabilities.tolist() == [1 / 3] * 12
+    assert batch.weights.tolist() == [1.0] * 12  # (N * probability) ** -1
+
+
 def test_the_largest_priority_does_not_outlive_its_row() -> None:
     columns = {"frame": ((), np.uint8), **FLAGS, "stack": frame[t - 1 : t + 1]}
     buffer = PrioritizedReplayBuffer(3, columns, alpha=1.0, eps=0.0, seed=0)
