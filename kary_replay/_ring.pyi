@@ -1,5 +1,5 @@
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -7,25 +7,28 @@ import numpy.typing as npt
 _Int64s: TypeAlias = npt.NDArray[np.int64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
 
+class _Memory(Protocol):
+    def __getitem__(self, name: str) -> npt.NDArray[Any]: ...
+
 class Ring:
     capacity: int
     lanes: int
     rows: npt.NDArray[Any]
     heads: _Int64s
     marks: npt.NDArray[np.uint8]
+    @staticmethod
+    def layout(
+        capacity: int, lanes: int, dtype: np.dtype[Any]
+    ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]: ...
     def __init__(
         self,
-        capacity: int,
-        lanes: int,
-        dtype: np.dtype[Any],
+        memory: _Memory,
         *,
         in_time: bool = False,
         observed: Sequence[str] = (),
         back: int = 0,
     ) -> None: ...
     def __len__(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
     @property
     def filled(self) -> int: ...
     def counts(self) -> _Int64s: ...
@@ -42,6 +45,7 @@ class Ring:
     def live(self, keys: _Int64s) -> _Bools: ...
     def drawable(self, slots: _Int64s) -> _Bools: ...
     def keys(self, slots: _Int64s) -> _Int64s: ...
+    def recover(self) -> None: ...
     def restore(
         self, heads: _Int64s, marks: npt.NDArray[np.uint8], rows: npt.NDArray[Any]
     ) -> None: ...

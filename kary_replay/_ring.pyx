@@ -53,8 +53,7 @@ cdef class Ring:
 
     Parameters
     ----------
-    capacity, lanes : int; the second divides the first
-    dtype : structured dtype of a row
+    memory : the arrays of `layout`, zeros in a new ring, or else followed by `recover`
     in_time : bool.  Rows belong to episodes, which `terminated` and `truncated` end, two fields.
     observed : names of the fields with a next value
     back : how many rows before its own a row's windows reach
@@ -80,23 +79,31 @@ cdef class Ring:
     cdef bint observes           # whether any field has a next value
     cdef list inputs             # (name, shape, dtype) of each array that comes in
 
-    def __cinit__(self, capacity, lanes, dtype, **_):
-        self.fields = <Field*>malloc(len(dtype.names) * sizeof(Field))
+    def __cinit__(self, memory, **_):
+        n_fields = len(memory["rows"].dtype.names)
+        self.fields = <Field*>malloc(n_fields * sizeof(Field))
         if self.fields == NULL:
-            raise MemoryError(f"no memory for {len(dtype.names)} fields")
+            raise MemoryError(f"no memory for {n_fields} fields")
 
     def __dealloc__(self):
         free(self.fields)
 
-    def __init__(
-        self, int64_t capacity, int64_t lanes, dtype, *, in_time=False, observed=(), int64_t back=0
-    ):
-        self.capacity, self.lanes, self.lane_capacity = capacity, lanes, capacity // lanes
-        self.back = back
-        self.rows, self.marks = np.zeros(capacity, dtype), np.zeros(capacity, np.uint8)
-        self.heads = np.zeros(lanes, np.int64)
-        self.memory = self.rows.view(np.uint8).reshape(capacity, -1)
+    @staticmethod
+    def layout(capacity, lanes, dtype):
+        """The arrays of a ring's memory: name to (shape, dtype)."""
+        return {
+            "heads": ((lanes,), np.dtype(np.int64)),
+            "marks": ((capacity,), np.dtype(np.uint8)),
+            "rows": ((capacity,), dtype),
+        }
+
+    def __init__(self, memory, *, in_time=False, observed=(), int64_t back=0):
+        self.rows, self.marks, self.heads = memory["rows"], memory["marks"], memory["heads"]
+        self.capacity, self.lanes = len(self.rows), len(self.heads)
+        self.lane_capacity, self.back = self.capacity // self.lanes, back
+        self.memory = self.rows.view(np.uint8).reshape(self.capacity, -1)
         self.mark, self.head = self.marks, self.heads
+        dtype = self.rows.dtype
         self.n_fields, self.observes = len(dtype.names), len(observed) > 0
         self.terminated = dtype.names.index("terminated") if in_time else -1
         self.truncated = dtype.names.index("truncated") if in_time else -1
@@ -113,11 +120,6 @@ cdef class Ring:
     def __len__(self):
         """Number of rows that may be drawn."""
         return self.n_drawable
-
-    @property
-    def nbytes(self):
-        """Bytes of the rows and of what is kept beside them."""
-        return self.rows.nbytes + self.marks.nbytes + self.heads.nbytes
 
     def counts(self):
         """Number of rows in each lane, drawable or not, int64, shape (lanes,)."""
@@ -257,6 +259,21 @@ cdef class Ring:
         self.marks[:] = 0
         self.marks[slots], self.rows[slots] = marks, rows
         self.n_drawable = np.count_nonzero(self.marks & DRAWABLE)
+
+    def recover(self):
+        """Makes a ring of memory that outlived its process, perhaps between claim and publish.
+
+        Steps that were on their way are lost; what they saw stays, for the rows before them.
+        No row that comes in joins them.
+        """
+        marks = self.marks.reshape(-1, self.lanes)
+        torn = (marks & WRITING) != 0
+        marks[torn] &= 0xff ^ (STEP | WRITING | DRAWABLE)
+        marks &= 0xff ^ NEWEST
+        lanes = np.flatnonzero(self.heads)
+        newest = (self.heads[lanes] - 1) % self.lane_capacity
+        marks[newest, lanes] |= NEWEST | np.where(torn.any(axis=0)[lanes], LAST, 0).astype(np.uint8)
+        self.n_drawable = np.count_nonzero(marks & DRAWABLE)
 
     cdef int64_t _claim_step(self, Claim* claim, Py_ssize_t i, int64_t lane) noexcept nogil:
         """Claims what row i needs, and returns its key."""

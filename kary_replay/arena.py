@@ -95,22 +95,25 @@ def allocate(
 
     Raises
     ------
+    ValueError, TypeError
+        A storage that is neither.
     ValueError
-        A storage that is neither; a directory of another format, description or layout, or
-        whose block is cut off.  Nothing in it is changed.
+        A directory of another format, description or layout, or whose block is cut off.
+        Nothing in it is changed.
     BlockingIOError
         A directory that is open already, in this process or another.
     OSError
         A directory that cannot be written.
     """
+    if isinstance(storage, os.PathLike) or (isinstance(storage, str) and os.sep in storage):
+        return _directory(Path(storage), layout, description or {})
     if storage == "private":
         return _private(layout)
-    if isinstance(storage, str) and not {os.sep, os.altsep or os.sep} & set(storage):
-        raise ValueError(
-            f"storage must be 'private', or a directory (a Path, or a string with {os.sep!r} in "
-            f"it), got {storage!r}"
-        )
-    return _directory(Path(storage), layout, description or {})
+    error = ValueError if isinstance(storage, str) else TypeError
+    raise error(
+        f"storage must be 'private', or a directory (a Path, or a string with {os.sep!r} in it), "
+        f"got {storage!r}"
+    )
 
 
 def _private(layout: Layout) -> Arena:

@@ -20,6 +20,8 @@ from kary_replay.checks import check_count, check_number
 Float64s: TypeAlias = npt.NDArray[np.float64]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
+ROWS_AT_ONCE = 1 << 20  # when all are looked through, so that it takes little memory
+
 
 @dataclass(frozen=True)
 class LinearSchedule:
@@ -199,9 +201,21 @@ class PrioritizedSampler:
 
     def replace_masses(self, slots: slice | Int64s, masses: Float64s) -> None:
         """Gives `slots` their masses and all other rows none."""
-        tree = SumTree(self.tree.capacity, self.tree.fanout)
-        tree.update(np.arange(tree.capacity)[slots], masses)
-        self.tree = tree
+        of_all = np.zeros(self.tree.capacity)
+        of_all[slots] = masses
+        self.tree.update(np.arange(self.tree.capacity), of_all)
+
+    def move(self, memory: Float64s) -> None:
+        """Puts the tree, as long as it is empty, into memory of `SumTree.doubles` numbers."""
+        self.tree = SumTree(self.tree.capacity, self.tree.fanout, memory=memory)
+
+    def recover(self, ring: Ring) -> None:
+        """Goes on with the masses in the tree's memory, but those of rows that were lost."""
+        self.tree.rebuild()
+        for start in range(0, self.tree.capacity, ROWS_AT_ONCE):
+            slots = np.arange(start, min(start + ROWS_AT_ONCE, self.tree.capacity))
+            lost = slots[(self.tree.masses(slots) > 0.0) & ~ring.drawable(slots)]
+            self.tree.update(lost, 0.0)
 
     def draw(self, size: int, live: int) -> Draw:
         """Draws `size` of `live` rows with replacement, and takes one step of beta's schedule.

@@ -127,9 +127,10 @@ def test_closing_twice_is_fine(arena: Arena) -> None:
         arena["rows"]
 
 
-@pytest.mark.parametrize("storage", ["shared", "Private", "", "directory"])
-def test_a_storage_that_is_no_directory_is_refused(storage: str) -> None:
-    with pytest.raises(ValueError, match=f"storage must be 'private', or .* got {storage!r}"):
+@pytest.mark.parametrize("storage", ["shared", "Private", "", "directory", None, 5])
+def test_a_storage_that_is_no_directory_is_refused(storage: Any) -> None:
+    error = ValueError if isinstance(storage, str) else TypeError
+    with pytest.raises(error, match=f"storage must be 'private', or .* got {storage!r}"):
         allocate(LAYOUT, storage)
 
 
@@ -171,9 +172,10 @@ def test_a_directory_is_for_one_at_a_time(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert "BlockingIOError" in other.stderr
-    arena["rows"]["a"] = 1.0
-    arena.close()
-    assert directory(tmp_path)["rows"]["a"].sum() == 10.0
+    rows = arena["rows"]
+    rows["a"] = 1.0
+    arena.close()  # though one of its arrays lives on
+    assert directory(tmp_path)["rows"]["a"].sum() == rows["a"].sum() == 10.0
 
 
 @posix
@@ -190,10 +192,10 @@ def test_a_directory_is_free_when_its_arrays_are_forgotten(tmp_path: Path) -> No
 @posix
 def test_a_refused_directory_is_not_locked(tmp_path: Path) -> None:
     directory(tmp_path).close()
-    for _ in range(2):
-        with pytest.raises(ValueError, match="capacity"):
-            directory(tmp_path, description={"capacity": 11})
+    with pytest.raises(ValueError, match="capacity") as kept:  # and with it the opener's frames
+        directory(tmp_path, description={"capacity": 11})
     directory(tmp_path)
+    assert kept.tb is not None
 
 
 @posix
@@ -553,9 +555,8 @@ def test_this_machine_says_what_is_left(tmp_path: Path) -> None:
 # --- what lies in it ------------------------------------------------------------------------
 
 
+@posix
 def test_a_tree_and_a_journal_lie_in_an_arena(tmp_path: Path) -> None:
-    if os.name == "nt":
-        pytest.skip("directories need the file locks of POSIX")
     layout: Any = {
         "tree": ((SumTree.doubles(100),), np.float64),
         "journal": ((Journal.SIZE,), np.uint8),
@@ -575,12 +576,11 @@ def test_a_tree_and_a_journal_lie_in_an_arena(tmp_path: Path) -> None:
     assert Journal(arena["journal"]).read() == {"beta": 0.4}
 
 
+@posix
 def test_where_the_file_is_larger_than_memory_rows_are_not_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The advice changes no byte; here it covers whole pages within the largest array."""
-    if os.name == "nt":
-        pytest.skip("directories need the file locks of POSIX")
     layout: Any = {"heads": ((3,), "i8"), "rows": ((100_000,), "i8"), "marks": ((10,), "u1")}
     advice: list[tuple[int, ...]] = []
 

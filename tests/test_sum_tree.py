@@ -627,8 +627,8 @@ def test_a_rebuilt_tree_is_a_fresh_one_bit_for_bit_whatever_lay_above_its_leaves
     fresh, torn = zeros(SumTree.doubles(capacity, fanout)), zeros(SumTree.doubles(capacity, fanout))
     expected = SumTree(capacity, fanout, memory=fresh)
     expected.update(np.arange(capacity), masses)
-    torn[:] = garbage
     tree = SumTree(capacity, fanout, memory=torn)
+    torn[:] = garbage
     leaves_in(torn, tree)[:] = 0.0
     leaves_in(torn, tree)[:capacity] = masses
     tree.rebuild()
