@@ -1,6 +1,7 @@
 """Builds the compiled modules; everything else is static in pyproject.toml."""
 
 import os
+from glob import glob
 
 import numpy as np
 from setuptools import Extension, setup
@@ -15,12 +16,12 @@ setup(
         Extension(
             f"kary_replay.{name}",
             [f"kary_replay/{name}.pyx"],
-            depends=["kary_replay/_family.h", "kary_replay/_extremes.pxd"],
+            depends=glob("kary_replay/*.h") + glob("kary_replay/*.pxd"),
             include_dirs=["kary_replay", np.get_include()],
             extra_compile_args=FLAGS,
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
         )
-        for name in ("_sum_tree", "_ring")
+        for name in ("_sum_tree", "_ring", "_windows")
     ],
     options={
         "build_ext": {

@@ -3,9 +3,11 @@
 try:
     from kary_replay._sum_tree import SumTree
     from kary_replay.buffer import Batch, PrioritizedReplayBuffer, ReplayBuffer
+    from kary_replay.columns import Stored
+    from kary_replay.expressions import Column, Horizon, t
     from kary_replay.sampler import LinearSchedule
 except ModuleNotFoundError as error:
-    if error.name not in ("kary_replay._ring", "kary_replay._sum_tree"):
+    if error.name not in {f"kary_replay.{name}" for name in ("_ring", "_sum_tree", "_windows")}:
         raise
     raise ImportError(
         f"{error.name} is not compiled for this Python in {__path__[0]}: "
@@ -14,10 +16,14 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "Batch",
+    "Column",
+    "Horizon",
     "LinearSchedule",
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
+    "Stored",
     "SumTree",
     "__version__",
+    "t",
 ]
 __version__ = "0.1.0"

@@ -1,10 +1,20 @@
-"""The ring of rows: keys, slots, and the copies of rows.
+"""The ring of rows: keys, slots, episodes, and how rows come in.
 
 A row is one record: the fields of a transition lie together, so that a draw touches as few
 cache lines and pages as the row has.  Key and slot of row number `i` of lane `l` are
 
     key  = i * lanes + l           a name for ever
     slot = key % capacity          where it lies; lanes take turns, so slots of one step adjoin
+
+A row comes in by `claim`, `write`, `publish`, in this order, and may be drawn only after the
+last.  If the process dies in between, `recover` finds the rows that were on their way.
+
+Of columns with a next value, a step's own lies in its row and the next one in the row after
+it, which a step that continues the episode takes over:
+
+    row        0     1     2     3     4     5     6
+    frame      a     b     c     d     A     B     C
+    step       a-b   b-c   c-d   .     A-B   B-C   .      the episode ended at d; C is the newest
 """
 
 import numpy as np
@@ -13,27 +23,34 @@ cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp
+
+from kary_replay._copy cimport copy
+from kary_replay._marks cimport DRAWABLE, FIRST, LAST, NEWEST, STEP, TERMINATED, WRITING
 
 cnp.import_array()
 
-cdef extern from "_family.h" nogil:
-    int64_t CACHE_LINE "KARY_CACHE_LINE"
-    void prefetch "kary_prefetch"(const void* address)
-
-cdef enum:
-    AHEAD = 8             # rows between a prefetch and the copy
-    PREFETCH_BYTES = 512  # of each row; the hardware follows longer ones by itself
-
+cdef extern from "<stdatomic.h>" nogil:
+    int memory_order_seq_cst
+    void atomic_signal_fence(int order)  # stores before it come first, to whoever finds the dead
 
 cdef struct Field:
-    int64_t offset  # in the row, bytes
-    int64_t size    # bytes
+    int64_t offset    # in the row, bytes
+    int64_t size      # bytes
+    Py_ssize_t next   # which array has the next values; -1 without
 
 
 @cython.final
 cdef class Ring:
     """`capacity` rows of `dtype`, divided evenly among `lanes` rings that share no row.
+
+    Parameters
+    ----------
+    capacity, lanes : int; the second divides the first
+    dtype : structured dtype of a row
+    in_time : bool.  Rows belong to episodes, which `terminated` and `truncated` end, two fields.
+    observed : names of the fields with a next value
+    back : how many rows before its own a row's windows reach
 
     Arguments are the caller's to check: lanes, keys and slots in range, arrays of the fields'
     own shape and dtype.  A ring is for one thread at a time.
@@ -42,15 +59,21 @@ cdef class Ring:
     cdef readonly int64_t capacity
     cdef readonly int64_t lanes
     cdef readonly object rows    # structured array, (capacity,)
-    cdef readonly object heads   # int64 array, (lanes,): rows ever inserted in each lane
+    cdef readonly object heads   # int64 array, (lanes,): rows ever claimed in each lane
+    cdef readonly object marks   # uint8 array, (capacity,): see _marks.pxd
     cdef int64_t lane_capacity
+    cdef int64_t back
+    cdef int64_t n_drawable
     cdef int64_t[::1] head       # `heads`
+    cdef uint8_t[::1] mark       # `marks`
     cdef uint8_t[:, ::1] memory  # `rows` as bytes
     cdef Field* fields
     cdef Py_ssize_t n_fields
-    cdef list columns            # (name, shape, dtype) of each field, in the order of `fields`
+    cdef Py_ssize_t terminated, truncated  # among the fields; -1 without
+    cdef bint observes           # whether any field has a next value
+    cdef list inputs             # (name, shape, dtype) of each array that comes in
 
-    def __cinit__(self, int64_t capacity, int64_t lanes, dtype):
+    def __cinit__(self, capacity, lanes, dtype, **_):
         self.fields = <Field*>malloc(len(dtype.names) * sizeof(Field))
         if self.fields == NULL:
             raise MemoryError(f"no memory for {len(dtype.names)} fields")
@@ -58,29 +81,42 @@ cdef class Ring:
     def __dealloc__(self):
         free(self.fields)
 
-    def __init__(self, int64_t capacity, int64_t lanes, dtype):
+    def __init__(
+        self, int64_t capacity, int64_t lanes, dtype, *, in_time=False, observed=(), int64_t back=0
+    ):
         self.capacity, self.lanes, self.lane_capacity = capacity, lanes, capacity // lanes
-        self.rows = np.zeros(capacity, dtype)
-        self.memory = self.rows.view(np.uint8).reshape(capacity, -1)
+        self.back = back
+        self.rows, self.marks = np.zeros(capacity, dtype), np.zeros(capacity, np.uint8)
         self.heads = np.zeros(lanes, np.int64)
-        self.head = self.heads
-        self.columns, self.n_fields = [], len(dtype.names)
-        for i, (field, offset) in enumerate(dtype.fields[name] for name in dtype.names):
-            self.fields[i] = Field(offset, field.itemsize)
-            self.columns.append((dtype.names[i], field.shape, field.base))
+        self.memory = self.rows.view(np.uint8).reshape(capacity, -1)
+        self.mark, self.head = self.marks, self.heads
+        self.n_fields, self.observes = len(dtype.names), len(observed) > 0
+        self.terminated = dtype.names.index("terminated") if in_time else -1
+        self.truncated = dtype.names.index("truncated") if in_time else -1
+        self.inputs = []
+        for i, name in enumerate(dtype.names):
+            field, offset = dtype.fields[name][:2]
+            self.fields[i] = Field(offset, field.itemsize, -1)
+            self.inputs.append((name, field.shape, field.base))
+        for name in observed:
+            i = dtype.names.index(name)
+            self.fields[i].next = len(self.inputs)
+            self.inputs.append((f"next_{name}", *self.inputs[i][1:]))
 
     def __len__(self):
-        """Number of live rows."""
-        cdef int64_t rows = 0
-        for lane in range(self.lanes):
-            rows += min(self.head[lane], self.lane_capacity)
-        return rows
+        """Number of rows that may be drawn."""
+        return self.n_drawable
+
+    @property
+    def nbytes(self):
+        """Bytes of the rows and of what is kept beside them."""
+        return self.rows.nbytes + self.marks.nbytes + self.heads.nbytes
 
     def counts(self):
-        """Number of live rows in each lane, int64, shape (lanes,)."""
+        """Number of rows in each lane, drawable or not, int64, shape (lanes,)."""
         return np.minimum(self.heads, self.lane_capacity)
 
-    def live_slots(self):
+    def filled_slots(self):
         """The slots that hold a row, ascending: an index array, or a slice where they adjoin."""
         counts = self.counts()
         if (counts == counts[0]).all():
@@ -88,18 +124,17 @@ cdef class Ring:
         return np.flatnonzero(np.arange(self.lane_capacity)[:, None] < counts)
 
     def arrays(self, dict columns):
-        """The values of `columns` in the order of the fields, and how many rows they are.
+        """The values of `columns` in the order of the inputs, and how many rows they are.
 
-        None unless there is exactly one array or NumPy scalar for each field, of its dtype and
+        None unless there is exactly one array or NumPy scalar for each input, of its dtype and
         of its shape, with a leading axis of n, or without one in all of them: one row.
         """
         cdef list arrays = []
         cdef tuple column
-        cdef Py_ssize_t f, rows = -1
-        if len(columns) != self.n_fields:
+        cdef Py_ssize_t rows = -1
+        if len(columns) != len(self.inputs):
             return None
-        for f in range(self.n_fields):
-            column = self.columns[f]
+        for column in self.inputs:
             if column[0] not in columns:
                 return None
             array = columns[column[0]]
@@ -107,37 +142,92 @@ cdef class Ring:
                 if not cnp.PyArray_CheckScalar(array):
                     return None
                 array = np.asarray(array)
-            if f == 0 and cnp.PyArray_NDIM(array) == len(<tuple>column[1]) + 1:
+            if not arrays and cnp.PyArray_NDIM(array) == len(<tuple>column[1]) + 1:
                 rows = cnp.PyArray_DIM(array, 0)
             if not fits(array, <tuple>column[1], column[2], rows):
                 return None
             arrays.append(array)
         return (1 if rows < 0 else rows), arrays
 
-    def claim(self, const int64_t[::1] lanes):
-        """The next row of each row's lane: keys and slots, int64, shape (n,) each.
+    def claim(self, const int64_t[::1] lanes, list arrays):
+        """Makes room for the rows of `arrays`, each in its lane, and says which steps join.
 
-        What the slots held is gone, though its bytes stay until they are overwritten.  Of more
-        rows than a lane holds, the later ones get the slots of the earlier ones.
+        What the slots held is gone from this moment, though its bytes stay until `write`.
+
+        Returns
+        -------
+        keys, slots : int64 arrays, shape (n,), of the steps
+        retired : int64 array, or None: slots that held rows which may no longer be drawn, since
+            they, or rows that their windows need, have made room
         """
         keys, slots = np.empty(lanes.shape[0], np.int64), np.empty(lanes.shape[0], np.int64)
-        cdef int64_t[::1] key = keys, slot = slots
-        cdef Py_ssize_t i
+        retired = np.empty(self._most_retired(lanes.shape[0]), np.int64)
+        # Which row of this call the newest row of each lane awaits its bytes from.
+        awaited = np.full(self.lanes if self.observes else 0, -1, np.int64)
+        cdef int64_t[::1] key = keys, slot = slots, gone = retired, source = awaited
+        cdef Py_ssize_t i, n_gone = 0
+        cdef uint8_t** data = _addresses(arrays)
         with nogil:
             for i in range(lanes.shape[0]):
-                key[i] = self.head[lanes[i]] * self.lanes + lanes[i]
+                key[i] = self._claim_step(data, i, lanes[i], source, gone, &n_gone)
                 slot[i] = key[i] % self.capacity
-                self.head[lanes[i]] += 1
-        return keys, slots
+        free(data)
+        return keys, slots, retired[:n_gone] if n_gone else None
+
+    def kept(self, const int64_t[::1] keys):
+        """Which of the claimed rows are to be published, bool, shape (n,); None if all are.
+
+        Of more rows than a lane holds, later ones have taken the slots of earlier ones.
+        """
+        cdef Py_ssize_t i
+        cdef bint all_kept = True
+        result = np.empty(keys.shape[0], np.bool_)
+        cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
+        with nogil:
+            for i in range(keys.shape[0]):
+                out[i] = self._is_there(keys[i], WRITING)
+                all_kept = all_kept and out[i]
+        return None if all_kept else result
+
+    def write(self, const int64_t[::1] slots, list arrays):
+        """Copies row i of each array to slots[i], and next values to the row after it, in order."""
+        cdef uint8_t** data = _addresses(arrays)
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(slots.shape[0]):
+                self._copy_in(data, i, slots[i])
+        free(data)
+
+    def publish(self, const int64_t[::1] slots):
+        """From now on the claimed and written rows in `slots` may be drawn."""
+        cdef Py_ssize_t i
+        with nogil:
+            atomic_signal_fence(memory_order_seq_cst)
+            for i in range(slots.shape[0]):
+                if self.mark[slots[i]] & (STEP | WRITING) == STEP | WRITING:
+                    self.mark[slots[i]] ^= WRITING | DRAWABLE
+                    self.n_drawable += 1
+                if self.observes and not self.mark[self._after(slots[i])] & STEP:
+                    self.mark[self._after(slots[i])] &= ~WRITING
 
     def live(self, const int64_t[::1] keys):
-        """Which keys were handed out and have not been overwritten, bool, shape (n,)."""
+        """Which keys name rows that may be drawn, bool, shape (n,)."""
         result = np.empty(keys.shape[0], np.bool_)
         cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
         cdef Py_ssize_t i
         with nogil:
             for i in range(keys.shape[0]):
-                out[i] = self._is_live(keys[i])
+                out[i] = self._is_there(keys[i], DRAWABLE)
+        return result
+
+    def drawable(self, const int64_t[::1] slots):
+        """Which slots hold rows that may be drawn, bool, shape (n,)."""
+        result = np.empty(slots.shape[0], np.bool_)
+        cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(slots.shape[0]):
+                out[i] = self.mark[slots[i]] & DRAWABLE != 0
         return result
 
     def keys(self, const int64_t[::1] slots):
@@ -158,58 +248,124 @@ cdef class Ring:
                     out[i] -= self.capacity
         return result
 
-    def write(self, const int64_t[::1] slots, list arrays):
-        """Copies row i of each field's array to slots[i], in order."""
-        cdef uint8_t** data = _addresses(arrays)
-        cdef Py_ssize_t i
-        with nogil:
-            for i in range(slots.shape[0]):
-                self._copy_in(data, i, slots[i])
-        free(data)
+    def restore(self, heads, marks, rows):
+        """Takes over the state of another ring: its heads, and its filled slots' marks and rows."""
+        self.heads[:] = heads
+        slots = self.filled_slots()
+        self.marks[:] = 0
+        self.marks[slots], self.rows[slots] = marks, rows
+        self.n_drawable = np.count_nonzero(self.marks & DRAWABLE)
 
-    def read(self, const int64_t[::1] slots):
-        """Copies of the rows in `slots`: a new array for each field, shape (n, *field's shape)."""
-        arrays = [np.empty((slots.shape[0], *shape), dtype) for _, shape, dtype in self.columns]
-        cdef uint8_t** data = _addresses(arrays)
-        cdef Py_ssize_t i, n = slots.shape[0]
-        with nogil:
-            for i in range(min(<Py_ssize_t>AHEAD, n)):
-                self._prefetch(slots[i])
-            for i in range(n):
-                if i + AHEAD < n:
-                    self._prefetch(slots[i + AHEAD])
-                self._copy_out(data, i, slots[i])
-        free(data)
-        return arrays
+    cdef int64_t _claim_step(
+        self, uint8_t** data, Py_ssize_t i, int64_t lane, int64_t[::1] awaited,
+        int64_t[::1] gone, Py_ssize_t* n_gone,
+    ) noexcept nogil:
+        """Claims what row i needs, and returns its key."""
+        cdef bint joins = self._joins(data, i, lane, awaited)
+        cdef int64_t number = self.head[lane]
+        cdef int64_t newest
+        if self.observes and joins:  # then the row is there already
+            number -= 1
+            self.mark[self._slot(lane, number)] |= STEP | WRITING
+        else:
+            self._claim_row(lane, (0 if joins else FIRST) | STEP, gone, n_gone)
+        if self.observes:
+            self._claim_row(lane, 0, gone, n_gone)
+            awaited[lane] = i
+        newest = self._slot(lane, self.head[lane] - 1)
+        if self.terminated >= 0 and data[self.terminated][i]:
+            self.mark[self._slot(lane, number)] |= TERMINATED
+            self.mark[newest] |= LAST
+        if self.truncated >= 0 and data[self.truncated][i]:
+            self.mark[newest] |= LAST
+        return number * self.lanes + lane
 
-    cdef inline bint _is_live(self, int64_t key) noexcept nogil:
+    cdef bint _joins(
+        self, uint8_t** data, Py_ssize_t i, int64_t lane, const int64_t[::1] awaited
+    ) noexcept nogil:
+        """Whether row i continues the episode of the newest row of its lane."""
+        cdef Py_ssize_t f
+        cdef Field field
+        cdef int64_t newest
+        cdef const uint8_t* announced
+        if self.head[lane] == 0:
+            return False
+        newest = self._slot(lane, self.head[lane] - 1)
+        if self.mark[newest] & LAST:
+            return False
+        for f in range(self.n_fields):
+            field = self.fields[f]
+            if field.next < 0:
+                continue
+            announced = &self.memory[newest, field.offset]
+            if awaited[lane] >= 0:  # not written yet
+                announced = data[field.next] + awaited[lane] * field.size
+            if memcmp(announced, data[f] + i * field.size, field.size) != 0:
+                return False
+        return True
+
+    cdef void _claim_row(
+        self, int64_t lane, uint8_t mark, int64_t[::1] gone, Py_ssize_t* n_gone
+    ) noexcept nogil:
+        """Takes the next row of the lane, from its oldest one if it is full.
+
+        In an order that leaves no row drawable that is not whole, wherever the process dies.
+        """
+        cdef int64_t number = self.head[lane]
+        cdef int64_t slot = self._slot(lane, number), step
+        for step in range(self.back + 1 if number >= self.lane_capacity else 0):
+            # The oldest row itself, and those of its episode whose windows reach back to it.
+            if step > 0 and self.mark[slot] & FIRST:
+                break
+            if self.mark[slot] & DRAWABLE:
+                gone[n_gone[0]] = slot
+                n_gone[0] += 1
+                self.n_drawable -= 1
+            self.mark[slot] &= ~(DRAWABLE | WRITING)
+            slot = self._after(slot)
+        atomic_signal_fence(memory_order_seq_cst)
+        self.mark[self._slot(lane, number)] = mark | NEWEST | WRITING
+        if number > 0 and self.lane_capacity > 1:
+            self.mark[self._slot(lane, number - 1)] &= ~NEWEST
+        atomic_signal_fence(memory_order_seq_cst)
+        self.head[lane] = number + 1
+
+    cdef inline int64_t _slot(self, int64_t lane, int64_t number) noexcept nogil:
+        return number % self.lane_capacity * self.lanes + lane
+
+    cdef inline int64_t _after(self, int64_t slot) noexcept nogil:
+        slot += self.lanes
+        return slot if slot < self.capacity else slot - self.capacity
+
+    cdef inline bint _is_there(self, int64_t key, uint8_t mark) noexcept nogil:
         cdef int64_t number, head
         if key < 0:  # C's remainder would be negative too, and no lane
             return False
         number, head = key // self.lanes, self.head[key % self.lanes]
-        return head - self.lane_capacity <= number < head
+        if not head - self.lane_capacity <= number < head:
+            return False
+        return self.mark[key % self.capacity] & (mark | STEP) == mark | STEP
 
-    cdef inline void _prefetch(self, int64_t slot) noexcept nogil:
-        cdef const uint8_t* row = &self.memory[slot, 0]
-        cdef int64_t byte = 0, end = min(self.memory.shape[1], PREFETCH_BYTES)
-        while byte < end:
-            prefetch(row + byte)
-            byte += CACHE_LINE
-        prefetch(row + end - 1)  # a row need not begin with a cache line
+    cdef Py_ssize_t _most_retired(self, Py_ssize_t rows):
+        """Rows whose place is taken, and those that reach back to them: once each, and at first
+        all that a lane's windows span.
+        """
+        return 2 * (1 + self.observes) * rows + min(rows, self.lanes) * self.back
 
     cdef inline void _copy_in(self, uint8_t** data, Py_ssize_t i, int64_t slot) noexcept nogil:
         cdef Field field
         cdef Py_ssize_t f
         for f in range(self.n_fields):
             field = self.fields[f]
-            copy(&self.memory[slot, field.offset], data[f] + i * field.size, field.size)
-
-    cdef inline void _copy_out(self, uint8_t** data, Py_ssize_t i, int64_t slot) noexcept nogil:
-        cdef Field field
-        cdef Py_ssize_t f
-        for f in range(self.n_fields):
-            field = self.fields[f]
-            copy(data[f] + i * field.size, &self.memory[slot, field.offset], field.size)
+            # A step that continues its episode finds its own value there.
+            if field.next < 0 or self.mark[slot] & FIRST:
+                copy(&self.memory[slot, field.offset], data[f] + i * field.size, field.size)
+            if field.next >= 0:
+                copy(
+                    &self.memory[self._after(slot), field.offset],
+                    data[field.next] + i * field.size,
+                    field.size,
+                )
 
 
 cdef inline bint fits(cnp.ndarray array, tuple shape, dtype, Py_ssize_t rows):
@@ -224,18 +380,6 @@ cdef inline bint fits(cnp.ndarray array, tuple shape, dtype, Py_ssize_t rows):
             return False
     here = <object>cnp.PyArray_DESCR(array)
     return here is dtype or here == dtype
-
-
-cdef inline void copy(uint8_t* target, const uint8_t* source, int64_t size) noexcept nogil:
-    """memcpy, without its call for the scalars of a row."""
-    if size == 4:
-        memcpy(target, source, 4)
-    elif size == 1:
-        target[0] = source[0]
-    elif size == 8:
-        memcpy(target, source, 8)
-    else:
-        memcpy(target, source, size)
 
 
 cdef uint8_t** _addresses(list arrays) except NULL:

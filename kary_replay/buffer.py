@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from kary_replay import checkpoint
 from kary_replay._ring import Ring
-from kary_replay.columns import Array, Columns, Schema
+from kary_replay._windows import Gather
+from kary_replay.checks import check_count
+from kary_replay.columns import Array, Columns, Declaration, Schema
 from kary_replay.sampler import (
     Draw,
     Float64s,
@@ -20,9 +22,9 @@ from kary_replay.sampler import (
     LinearSchedule,
     PrioritizedSampler,
     UniformSampler,
-    check_count,
     generator,
 )
+from kary_replay.windows import outputs
 
 
 class Batch:
@@ -99,8 +101,17 @@ class ReplayBuffer:
         check_count("lanes", lanes)
         if capacity % lanes:
             raise ValueError(f"capacity must be a multiple of lanes, got {capacity} and {lanes}")
-        self._schema = Schema(columns)
-        self._ring = Ring(capacity, lanes, self._schema.record)
+        schema = self._schema = Schema(columns)
+        drawn = outputs(schema, capacity // lanes)
+        self._ring = Ring(
+            capacity,
+            lanes,
+            schema.record,
+            in_time=schema.in_time,
+            observed=schema.observed,
+            back=max(output.back for output in drawn),
+        )
+        self._gather = Gather(self._ring, drawn)
         self._each_lane = np.arange(lanes)
         self._sampler = UniformSampler(self._ring, generator(seed))
 
@@ -115,21 +126,21 @@ class ReplayBuffer:
         return self._ring.lanes
 
     @property
-    def columns(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """The declared columns: name to (shape of one row, dtype)."""
-        return dict(self._schema.columns)
+    def columns(self) -> dict[str, Declaration]:
+        """The declared columns: name to (shape of one row, dtype), Stored, or an expression."""
+        return dict(self._schema.declared)
 
     @property
     def nbytes(self) -> int:
         """Bytes of rows and of all that is kept beside them."""
-        return self._ring.rows.nbytes + self._ring.heads.nbytes + self._each_lane.nbytes
+        return self._ring.nbytes + self._each_lane.nbytes
 
     def __len__(self) -> int:
         return len(self._ring)
 
     def __repr__(self) -> str:
         name, rows = type(self).__name__, f"{len(self)} of {self.capacity} rows"
-        return f"{name}({rows}, {self.lanes} lanes, columns {', '.join(self._schema.columns)})"
+        return f"{name}({rows}, {self.lanes} lanes, columns {', '.join(self._schema.declared)})"
 
     def add(self, /, *, lanes: npt.ArrayLike | None = None, **columns: npt.ArrayLike) -> Int64s:
         """Inserts one transition, or n of them, which replace the oldest of their lanes.
@@ -153,8 +164,9 @@ class ReplayBuffer:
             A column or lane that does not fit its declaration; nothing is changed.
         """
         rows, arrays = self._rows(columns)
-        keys, slots = self._ring.claim(self._lanes_of(lanes, rows))
+        keys, slots, _ = self._ring.claim(self._lanes_of(lanes, rows), arrays)
         self._ring.write(slots, arrays)
+        self._ring.publish(slots)
         return keys
 
     def _rows(self, columns: dict[str, npt.ArrayLike]) -> tuple[int, list[Array]]:
@@ -196,9 +208,7 @@ class ReplayBuffer:
         if live == 0:
             raise ValueError("cannot sample from an empty buffer")
         draw = self._sampler.draw(batch_size, live)
-        arrays = self._ring.read(draw.slots)
-        columns = {name: arrays[field] for name, field in self._schema.fields.items()}
-        return Batch(columns, self._ring.keys(draw.slots), draw)
+        return Batch(self._gather.read(draw.slots), self._ring.keys(draw.slots), draw)
 
     def view(self, name: str) -> Array:
         """The stored column itself, by slot, shape (capacity, *shape of one row).
@@ -206,8 +216,8 @@ class ReplayBuffer:
         For adapters whose framework looks at or writes to stored rows; everyone else gets
         copies.  KeyError for an unknown name.
         """
-        if name not in self._schema.columns:
-            raise KeyError(f"no column {name!r}, only {list(self._schema.columns)}")
+        if name not in self._schema.stored:
+            raise KeyError(f"no stored column {name!r}, only {list(self._schema.stored)}")
         column: Array = self._ring.rows[name]
         return column
 
@@ -232,12 +242,14 @@ class ReplayBuffer:
         self._restore(state)
 
     def _state(self) -> checkpoint.State:
+        filled = self._ring.filled_slots()
         return {
             "kind": self._kind,
             "capacity": self.capacity,
             "heads": self._ring.heads.copy(),
             "columns": self._schema.declaration(),
-            "rows": self._ring.rows[self._ring.live_slots()].view(np.uint8),
+            "marks": self._ring.marks[filled],
+            "rows": self._ring.rows[filled].view(np.uint8),
             "generator": checkpoint.generator_state(self._sampler.rng),
         }
 
@@ -253,8 +265,8 @@ class ReplayBuffer:
 
     def _restore(self, state: checkpoint.State) -> None:
         self._sampler.rng = checkpoint.generator(state["generator"])
-        self._ring.heads[:] = state["heads"]
-        self._ring.rows[self._ring.live_slots()] = state["rows"].view(self._schema.record)
+        rows = state["rows"].view(self._schema.record)
+        self._ring.restore(state["heads"], state["marks"], rows)
 
     def __getstate__(self) -> checkpoint.State:
         return {"arguments": self._arguments(), "state": self._state()}
@@ -377,10 +389,21 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             masses = self._sampler.new_mass()
         else:
             masses = self._sampler.masses(td_errors, rows)
-        keys, slots = self._ring.claim(lane_of_row)
+        keys, slots, retired = self._ring.claim(lane_of_row, arrays)
+        if retired is not None:
+            self._sampler.tree.update(retired, 0.0)
         self._ring.write(slots, arrays)
-        self._sampler.tree.update(slots, masses)
+        self._give(masses, keys, slots)
+        self._ring.publish(slots)
         return keys
+
+    def _give(self, masses: float | Float64s, keys: Int64s, slots: Int64s) -> None:
+        """Gives new rows their masses, unless a later one of the same call replaced them."""
+        kept = self._ring.kept(keys)
+        if kept is not None:
+            slots = slots[kept]
+            masses = masses if isinstance(masses, float) else masses[kept]
+        self._sampler.tree.update(slots, masses)
 
     def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:
         """Gives rows new priorities, abs(td_error) + eps.
@@ -436,7 +459,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         beta, step = self._sampler.beta_state
         return super()._state() | {
             "alpha": self.alpha,
-            "masses": self._sampler.tree.masses()[self._ring.live_slots()],
+            "masses": self._sampler.tree.masses()[self._ring.filled_slots()],
             "beta": dataclasses.asdict(beta) if isinstance(beta, LinearSchedule) else beta,
             "beta_step": step,
             "stale_updates": self.stale_updates,
@@ -453,7 +476,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._sampler.set_beta(
             LinearSchedule(**beta) if isinstance(beta, dict) else beta, state["beta_step"]
         )
-        self._sampler.replace_masses(self._ring.live_slots(), state["masses"])
+        self._sampler.replace_masses(self._ring.filled_slots(), state["masses"])
         self._stale_updates = state["stale_updates"]
 
     def __setstate__(self, pickled: checkpoint.State) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 META = "meta"  # the entry that holds everything that is no array, as JSON
-FORMAT = "kary-replay 1"
+FORMAT = "kary-replay 2"
 
 State = dict[str, Any]
 

@@ -5,16 +5,45 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Columns: TypeAlias = Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
+from kary_replay.expressions import Expression
+
 Array: TypeAlias = npt.NDArray[Any]
+Plain: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]]
 
 LARGEST_FIELD = 2**31 - 1  # bytes, as NumPy's records have it
 RESERVED = frozenset({"td_errors", "lanes"})  # arguments of `add` beside the columns
+FLAGS = ("terminated", "truncated")  # of the step that ends an episode
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A stored column of which there is more to say than (shape, dtype).
+
+    Parameters
+    ----------
+    shape, dtype
+        Of one row.
+    with_next : bool
+        An observation, of which an episode has one more than steps.  `add` takes the one after
+        the step too, as next_<name>; it is stored once, as that of the next step.
+    drawn : bool
+        Whether batches have the column itself, or only what is derived from it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: npt.DTypeLike
+    with_next: bool = False
+    drawn: bool = True
+
+
+Declaration: TypeAlias = tuple[tuple[int, ...], npt.DTypeLike] | Stored | Expression
+Columns: TypeAlias = Mapping[str, Declaration]
 
 
 class Schema:
@@ -22,31 +51,86 @@ class Schema:
 
     Parameters
     ----------
-    columns : mapping of name to (shape, dtype)
+    columns : mapping of name to (shape, dtype), Stored, or an expression of time
         `shape` is that of one row, `()` for a number; `dtype` any bool, integer, real or
         complex dtype, which stays what it is.
+
+    Attributes
+    ----------
+    declared : the declarations by name, (shape, dtype) for all that is plain
+    stored : the stored columns, name to (shape, dtype)
+    observed : the names of those with a next value
+    derived : the expressions by name
+    drawn : the names of a batch's columns
+    record : the dtype of a row
+    inputs : what `add` takes, name to (shape, dtype)
 
     Raises
     ------
     ValueError
-        No column, a name that `add` needs for itself, or a size that is not >= 1.
+        No stored column, a name that `add` needs for itself, a size that is not >= 1, or no
+        flags for columns that depend on time.
     TypeError
-        A dtype that is not a plain number, or a declaration that is not (shape, dtype).
+        A dtype that is not a plain number, or a declaration that is none of the three.
     """
 
     def __init__(self, columns: Columns) -> None:
         if not isinstance(columns, Mapping):
             raise TypeError(f"columns must map names to (shape, dtype), got {columns!r}")
-        if not columns:
-            raise ValueError("columns must name at least one column")
-        self.columns = {name: _declared(name, column) for name, column in columns.items()}
-        self.record = _record(self.columns)
-        # Where each column lies among the fields of the record, in the order of declaration.
-        self.fields = {name: (self.record.names or ()).index(name) for name in self.columns}
+        self.declared = {name: _declared(name, column) for name, column in columns.items()}
+        self.stored: dict[str, Plain] = {}
+        self.observed: list[str] = []
+        self.derived: dict[str, Expression] = {}
+        self.drawn = list(self.declared)
+        for name, column in self.declared.items():
+            self._sort(name, column)
+        if not self.stored:
+            raise ValueError("columns must name at least one column that is stored")
+        self.record = _record(self.stored)
+        self.inputs = {name: self.stored[name] for name in self.record.names or ()}
+        for name in self.observed:
+            self._take_next(name)
+        if self.in_time:
+            self._check_flags()
 
-    def declaration(self) -> dict[str, list[Any]]:
+    @property
+    def in_time(self) -> bool:
+        """Whether rows belong to episodes, as columns that depend on time need it."""
+        return bool(self.derived or self.observed)
+
+    def declaration(self) -> dict[str, str]:
         """The columns as JSON can hold them."""
-        return {name: [list(shape), dtype.str] for name, (shape, dtype) in self.columns.items()}
+        return {name: str(column) for name, column in self.declared.items()}
+
+    def _sort(self, name: str, column: Plain | Stored | Expression) -> None:
+        if isinstance(column, Expression):
+            self.derived[name] = column
+            return
+        if isinstance(column, Stored):
+            self.observed += [name] * column.with_next
+            if not column.drawn:
+                self.drawn.remove(name)
+            column = (column.shape, np.dtype(column.dtype))
+        self.stored[name] = column
+
+    def _take_next(self, name: str) -> None:
+        following = f"next_{name}"
+        if following in self.stored:
+            raise ValueError(
+                f"column {following!r} must not be stored: "
+                f"it is what add takes as the next value of {name!r}"
+            )
+        self.inputs[following] = self.stored[name]
+
+    def _check_flags(self) -> None:
+        for flag in FLAGS:
+            if self.stored.get(flag) != ((), np.dtype(np.bool_)):
+                given = self.stored.get(flag, "none")
+                names = ", ".join([*self.observed, *self.derived])
+                raise ValueError(
+                    f"column {flag!r} must be stored as ((), bool), since episodes bound "
+                    f"{names}, got {given}"
+                )
 
     def cast(self, columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The columns as arrays of the declared dtypes.
@@ -62,34 +146,48 @@ class Schema:
         TypeError
             A column whose kind of number its dtype cannot hold at all.
         """
-        if columns.keys() != self.columns.keys():
-            raise ValueError(_wrong_names(self.columns, columns))
-        arrays = {name: _as_array(name, columns[name]) for name in self.record.names or ()}
+        if columns.keys() != self.inputs.keys():
+            raise ValueError(_wrong_names(self.inputs, columns))
+        arrays = {name: _as_array(name, columns[name]) for name in self.inputs}
         leading = self._leading(arrays)
         for name, array in arrays.items():
-            shape, _ = self.columns[name]
+            shape, _ = self.inputs[name]
             if array.shape != leading + shape:
                 raise ValueError(_wrong_shape(name, array, shape, leading))
-        return {name: _cast(name, array, self.columns[name][1]) for name, array in arrays.items()}
+        return {name: _cast(name, array, self.inputs[name][1]) for name, array in arrays.items()}
 
     def _leading(self, arrays: Mapping[str, Array]) -> tuple[int, ...]:
         """(n,), or () for one row without a leading axis: what the first column says."""
         name, array = next(iter(arrays.items()))
-        return array.shape[:1] if array.ndim == len(self.columns[name][0]) + 1 else ()
+        return array.shape[:1] if array.ndim == len(self.inputs[name][0]) + 1 else ()
 
 
-def _declared(name: str, column: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _declared(name: str, column: Any) -> Plain | Stored | Expression:
     if not isinstance(name, str) or not name:
         raise TypeError(f"column names must be non-empty strings, got {name!r}")
     if name in RESERVED:
         raise ValueError(f"a column must not be called {name!r}: it is an argument of add")
+    if isinstance(column, Expression):
+        return column
+    if not isinstance(column, Stored):
+        return _plain(name, column)
+    for flag in ("with_next", "drawn"):
+        if not isinstance(getattr(column, flag), bool):
+            raise TypeError(f"{flag} of column {name!r} must be a bool, got {column!r}")
+    shape, dtype = _plain(name, (column.shape, column.dtype))
+    return replace(column, shape=shape, dtype=dtype)
+
+
+def _plain(name: str, column: Any) -> Plain:
     try:
         shape, dtype = column
         if dtype is None:  # which NumPy takes for float64
             raise TypeError("no dtype")
         shape, dtype = tuple(operator.index(size) for size in shape), np.dtype(dtype)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"column {name!r} must be (shape, dtype), got {column!r}") from error
+        raise TypeError(
+            f"column {name!r} must be (shape, dtype), Stored or an expression, got {column!r}"
+        ) from error
     if any(size < 1 for size in shape):
         raise ValueError(f"column {name!r} must have sizes >= 1, got shape {shape}")
     if math.prod(shape) * dtype.itemsize > LARGEST_FIELD:

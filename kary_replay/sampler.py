@@ -7,7 +7,6 @@ probability, 3.4 for the importance weights, appendix B.2.1 for the strata.
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from kary_replay._ring import Ring
 from kary_replay._sum_tree import SumTree
+from kary_replay.checks import check_count, check_number
 
 Float64s: TypeAlias = npt.NDArray[np.float64]
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -62,14 +62,25 @@ class UniformSampler:
 
     def draw(self, size: int, live: int) -> Draw:
         """Draws `size` of the ring's `live` rows with replacement."""
-        nth = self.rng.integers(live, size=size)
-        if self._ring.lanes == 1:  # then the live rows are the first slots
-            return Draw(nth, None, None)
         counts = self._ring.counts()
+        slots = self._slots(size, counts)
+        if live < counts.sum():  # observations alone, and steps whose windows are not whole
+            missed = np.flatnonzero(~self._ring.drawable(slots))
+            while missed.size:
+                slots[missed] = self._slots(missed.size, counts)
+                missed = missed[~self._ring.drawable(slots[missed])]
+        return Draw(slots, None, None)
+
+    def _slots(self, size: int, counts: Int64s) -> Int64s:
+        """Slots of `size` of all rows, `counts` in each lane."""
         ends = np.cumsum(counts)
+        nth = self.rng.integers(ends[-1], size=size)
+        if self._ring.lanes == 1:  # then the rows are the first slots
+            return nth
         lane = np.searchsorted(ends, nth, side="right")
         row = nth - (ends - counts)[lane]
-        return Draw(row * self._ring.lanes + lane, None, None)
+        slots: Int64s = row * self._ring.lanes + lane
+        return slots
 
 
 class PrioritizedSampler:
@@ -240,23 +251,6 @@ def generator(seed: int | np.random.Generator | None, name: str = "seed") -> np.
         raise type(error)(
             f"{name} must be an int >= 0, a numpy.random.Generator or None, got {seed!r}"
         ) from error
-
-
-def check_number(name: str, value: float) -> float:
-    """`value` as a float; TypeError or ValueError unless it is a finite number >= 0."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not 0.0 <= value < math.inf:
-        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
-    return float(value)
-
-
-def check_count(name: str, value: int) -> None:
-    """TypeError or ValueError unless `value` is an integer >= 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be >= 1, got {value}")
 
 
 def _priority_limit(alpha: float, capacity: int) -> float:

@@ -9,12 +9,12 @@ import numpy.typing as npt
 from tianshou import data
 from tianshou.data.types import PrioBatchProtocol
 
+from kary_replay.checks import check_count
 from kary_replay.sampler import (
     Draw,
     Int64s,
     LinearSchedule,
     PrioritizedSampler,
-    check_count,
     generator,
 )
 
