@@ -2,7 +2,7 @@
 
 Every buffer is played the same episodes (episodes.py) and then asked for batches that are ready
 for a loss.  `extra_info["agrees"]` is the share of sampled rows that are what the stream says;
-`extra_info["nbytes"]` how many bytes a transition takes, where a buffer tells.
+`extra_info["bytes_per_transition"]` what one takes of memory, where a buffer tells.
 
 Uniform and prioritized buffers race apart.
 """
@@ -84,12 +84,14 @@ def bench_sample_stacks(
     def copying(calls: int) -> list[Call]:
         return [partial(copy, rng.integers(whole, size=batch)) for _ in range(calls)]
 
+    largest = rivals_stacks.LARGEST_BATCH
+    racing = [replay for replay in stacks.replays if batch <= largest.get(replay.name, batch)]
     others = [Runner("memory copy", copying)]
-    _race_to_sample(benchmark, "sample stacks", stacks, batch, 1, others)
-    benchmark.extra_info["nbytes"] = {
-        replay.name: replay.nbytes / len(replay.buffer)
-        for replay in stacks.replays
-        if hasattr(replay, "nbytes")
+    _race_to_sample(benchmark, "sample stacks", stacks._replace(replays=racing), batch, 1, others)
+    benchmark.extra_info["bytes_per_transition"] = {
+        replay.name: replay.bytes_per_transition
+        for replay in racing
+        if hasattr(replay, "bytes_per_transition")
     }
 
 
@@ -115,7 +117,7 @@ def _race_to_sample(
     def sampling(replay: Replay, calls: int) -> list[Call]:
         return [partial(replay.sample, batch)] * calls
 
-    right = {replay.name: agrees(replay, played.truth) for replay in played.replays}
+    right = {replay.name: agrees(replay, played.truth, batch) for replay in played.replays}
     _race(benchmark, operation, played, batch, calls, sampling, others or [])
     benchmark.extra_info["agrees"] = right
 

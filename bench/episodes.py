@@ -17,7 +17,7 @@ from rivals import Call, Rows
 
 N_STEPS, GAMMA = 3, 0.99
 STACK = 4
-CHECKED = 16, 256  # samples, rows in each
+CHECKED = 16  # samples
 
 Truth = Callable[[NDArray[np.int64]], Rows]
 
@@ -110,16 +110,17 @@ def frames(rng: np.random.Generator, count: int) -> NDArray[np.uint8]:
     return rng.integers(256, size=(count, 84, 84), dtype=np.uint8)
 
 
-def agrees(replay: Replay, truth: Truth) -> float:
+def agrees(replay: Replay, truth: Truth, batch: int) -> float:
     """The share of sampled rows that are what `truth` says of their steps."""
-    shares = []
-    for _ in range(CHECKED[0]):
-        sampled = replay.columns(replay.sample(CHECKED[1]))
-        steps = sampled.pop("action").reshape(CHECKED[1], -1)[:, 0].astype(np.int64)
-        right = truth(steps)
-        same = [
-            np.isclose(column, right[name], rtol=1e-5).reshape(len(steps), -1).all(axis=1)
-            for name, column in sampled.items()
-        ]
-        shares.append(np.mean(np.all(same, axis=0)))
-    return float(np.mean(shares))
+    return float(np.mean([_share(replay, truth, batch) for _ in range(CHECKED)]))
+
+
+def _share(replay: Replay, truth: Truth, batch: int) -> float:
+    sampled = replay.columns(replay.sample(batch))
+    steps = sampled.pop("action")[:, 0].astype(np.int64)
+    right = truth(steps)
+    same = [
+        np.isclose(column, right[name], rtol=1e-5).reshape(batch, -1).all(axis=1)
+        for name, column in sampled.items()
+    ]
+    return float(np.mean(np.all(same, axis=0)))

@@ -47,9 +47,7 @@ def prioritized(capacity: int) -> list[Replay]:
     """Ours first; SB3 has no priorities."""
     settings = {"alpha": ALPHA, "beta": BETA, "eps": EPS}
     return [
-        KaryReplay(
-            kary_replay.PrioritizedReplayBuffer(capacity, columns(), seed=0, **settings)
-        ),
+        KaryReplay(kary_replay.PrioritizedReplayBuffer(capacity, columns(), seed=0, **settings)),
         Tianshou(ts.PrioritizedReplayBuffer(capacity, alpha=ALPHA, beta=BETA)),
         Cpprb(cpprb.PrioritizedReplayBuffer(capacity, alpha=ALPHA, eps=EPS, **CPPRB)),
         TorchRL(TensorDictPrioritizedReplayBuffer(**_torchrl(capacity), **settings)),

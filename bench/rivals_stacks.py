@@ -27,6 +27,7 @@ import kary_replay
 from kary_replay import Column, Stored, t
 
 SB3_CAPACITY = 8_000  # 450 MB: it takes eight times the memory of one frame a step
+LARGEST_BATCH = {"TorchRL ReplayBuffer": 32}  # it takes seconds for 256
 
 
 def uniform(capacity: int) -> list[Replay]:
@@ -73,8 +74,8 @@ class KaryReplay:
         self.sample = buffer.sample
 
     @property
-    def nbytes(self) -> int:
-        return self.buffer.nbytes
+    def bytes_per_transition(self) -> float:
+        return self.buffer.nbytes / len(self.buffer)
 
     def fill(self, episodes: Episodes) -> None:
         for start, stop in episodes:
@@ -101,11 +102,11 @@ class Sb3:
         self.sample = self.buffer.sample
 
     @property
-    def nbytes(self) -> int:
+    def bytes_per_transition(self) -> float:
         buffer = self.buffer
         observations = buffer.observations, buffer.next_observations
         rest = buffer.actions, buffer.rewards, buffer.dones, buffer.timeouts
-        return sum(column.nbytes for column in observations + rest)
+        return sum(column.nbytes for column in observations + rest) / SB3_CAPACITY
 
     def fill(self, episodes: Episodes) -> None:
         buffer, steps = self.buffer, np.arange(SB3_CAPACITY)
@@ -217,9 +218,7 @@ class TorchRL:
     prioritized = False
 
     def __init__(self, capacity: int) -> None:
-        stacks = CatFrames(
-            N=STACK, dim=-3, in_keys=["obs"], out_keys=["stack"], reset_key="_reset"
-        )
+        stacks = CatFrames(N=STACK, dim=-3, in_keys=["obs"], out_keys=["stack"], reset_key="_reset")
         # The sampler looks for episodes once, and again after rows were added.
         transform, sampler = stacks.make_rb_transform_and_sampler(
             batch_size=None, end_key=("next", "done"), cache_values=True
