@@ -2,7 +2,8 @@
 
 try:
     from kary_replay._sum_tree import SumTree
-    from kary_replay.buffer import Batch, PrioritizedReplayBuffer, ReplayBuffer
+    from kary_replay.batch import Batch
+    from kary_replay.buffer import PrioritizedReplayBuffer, ReplayBuffer
     from kary_replay.columns import Stored
     from kary_replay.expressions import Column, Horizon, t
     from kary_replay.sampler import LinearSchedule

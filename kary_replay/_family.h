@@ -21,6 +21,17 @@ static inline void kary_prefetch(const void *address)
 #endif
 }
 
+/* Asks for `size` bytes, which need not begin with a cache line. */
+static inline void kary_prefetch_bytes(const uint8_t *bytes, int64_t size)
+{
+    for (int64_t byte = 0; byte < size; byte += KARY_CACHE_LINE)
+        kary_prefetch(bytes + byte);
+    kary_prefetch(bytes + size - 1);
+#if defined(__GNUC__) || defined(__clang__)
+    __asm__ volatile(""); /* GCC drops calls of functions that do nothing else than prefetch */
+#endif
+}
+
 static inline void kary_prefetch_family(const double *family, int64_t fanout)
 {
     for (int64_t k = 0; k < fanout; k += KARY_CACHE_LINE / (int64_t)sizeof(double))

@@ -39,6 +39,13 @@ cdef struct Field:
     int64_t size      # bytes
     Py_ssize_t next   # which array has the next values; -1 without
 
+cdef struct Claim:    # what one call of `claim` works with
+    uint8_t** data    # the arrays that come in
+    int64_t* awaited  # which of their rows the newest row of each lane is yet to get; -1: none
+    int64_t* retired  # slots
+    Py_ssize_t n_retired
+    bint whole
+
 
 @cython.final
 cdef class Ring:
@@ -46,8 +53,7 @@ cdef class Ring:
 
     Parameters
     ----------
-    capacity, lanes : int; the second divides the first
-    dtype : structured dtype of a row
+    memory : the arrays of `layout`, zeros in a new ring, or else followed by `recover`
     in_time : bool.  Rows belong to episodes, which `terminated` and `truncated` end, two fields.
     observed : names of the fields with a next value
     back : how many rows before its own a row's windows reach
@@ -73,23 +79,31 @@ cdef class Ring:
     cdef bint observes           # whether any field has a next value
     cdef list inputs             # (name, shape, dtype) of each array that comes in
 
-    def __cinit__(self, capacity, lanes, dtype, **_):
-        self.fields = <Field*>malloc(len(dtype.names) * sizeof(Field))
+    def __cinit__(self, memory, **_):
+        n_fields = len(memory["rows"].dtype.names)
+        self.fields = <Field*>malloc(n_fields * sizeof(Field))
         if self.fields == NULL:
-            raise MemoryError(f"no memory for {len(dtype.names)} fields")
+            raise MemoryError(f"no memory for {n_fields} fields")
 
     def __dealloc__(self):
         free(self.fields)
 
-    def __init__(
-        self, int64_t capacity, int64_t lanes, dtype, *, in_time=False, observed=(), int64_t back=0
-    ):
-        self.capacity, self.lanes, self.lane_capacity = capacity, lanes, capacity // lanes
-        self.back = back
-        self.rows, self.marks = np.zeros(capacity, dtype), np.zeros(capacity, np.uint8)
-        self.heads = np.zeros(lanes, np.int64)
-        self.memory = self.rows.view(np.uint8).reshape(capacity, -1)
+    @staticmethod
+    def layout(capacity, lanes, dtype):
+        """The arrays of a ring's memory: name to (shape, dtype)."""
+        return {
+            "heads": ((lanes,), np.dtype(np.int64)),
+            "marks": ((capacity,), np.dtype(np.uint8)),
+            "rows": ((capacity,), dtype),
+        }
+
+    def __init__(self, memory, *, in_time=False, observed=(), int64_t back=0):
+        self.rows, self.marks, self.heads = memory["rows"], memory["marks"], memory["heads"]
+        self.capacity, self.lanes = len(self.rows), len(self.heads)
+        self.lane_capacity, self.back = self.capacity // self.lanes, back
+        self.memory = self.rows.view(np.uint8).reshape(self.capacity, -1)
         self.mark, self.head = self.marks, self.heads
+        dtype = self.rows.dtype
         self.n_fields, self.observes = len(dtype.names), len(observed) > 0
         self.terminated = dtype.names.index("terminated") if in_time else -1
         self.truncated = dtype.names.index("truncated") if in_time else -1
@@ -107,14 +121,17 @@ cdef class Ring:
         """Number of rows that may be drawn."""
         return self.n_drawable
 
-    @property
-    def nbytes(self):
-        """Bytes of the rows and of what is kept beside them."""
-        return self.rows.nbytes + self.marks.nbytes + self.heads.nbytes
-
     def counts(self):
         """Number of rows in each lane, drawable or not, int64, shape (lanes,)."""
         return np.minimum(self.heads, self.lane_capacity)
+
+    @property
+    def filled(self):
+        """Number of rows, drawable or not."""
+        cdef int64_t lane, rows = 0
+        for lane in range(self.lanes):
+            rows += min(self.head[lane], self.lane_capacity)
+        return rows
 
     def filled_slots(self):
         """The slots that hold a row, ascending: an index array, or a slice where they adjoin."""
@@ -159,35 +176,28 @@ cdef class Ring:
         keys, slots : int64 arrays, shape (n,), of the steps
         retired : int64 array, or None: slots that held rows which may no longer be drawn, since
             they, or rows that their windows need, have made room
+        whole : bool.  Whether each row has its slot to itself, or else `kept` says which
         """
-        keys, slots = np.empty(lanes.shape[0], np.int64), np.empty(lanes.shape[0], np.int64)
-        retired = np.empty(self._most_retired(lanes.shape[0]), np.int64)
-        # Which row of this call the newest row of each lane awaits its bytes from.
-        awaited = np.full(self.lanes if self.observes else 0, -1, np.int64)
-        cdef int64_t[::1] key = keys, slot = slots, gone = retired, source = awaited
-        cdef Py_ssize_t i, n_gone = 0
-        cdef uint8_t** data = _addresses(arrays)
+        cdef Py_ssize_t i, n = lanes.shape[0]
+        keys, slots = np.empty(n, np.int64), np.empty(n, np.int64)
+        retired = np.empty(self._most_retired(n), np.int64)
+        awaited = np.full(self.lanes, -1, np.int64) if self.observes else keys
+        cdef Claim claim = Claim(_addresses(arrays), int64s(awaited), int64s(retired), 0, True)
+        cdef int64_t* key = int64s(keys)
+        cdef int64_t* slot = int64s(slots)
         with nogil:
-            for i in range(lanes.shape[0]):
-                key[i] = self._claim_step(data, i, lanes[i], source, gone, &n_gone)
+            for i in range(n):
+                key[i] = self._claim_step(&claim, i, lanes[i])
                 slot[i] = key[i] % self.capacity
-        free(data)
-        return keys, slots, retired[:n_gone] if n_gone else None
+        free(claim.data)
+        return keys, slots, retired[: claim.n_retired] if claim.n_retired else None, claim.whole
 
     def kept(self, const int64_t[::1] keys):
-        """Which of the claimed rows are to be published, bool, shape (n,); None if all are.
+        """Which of the claimed rows are to be published, bool, shape (n,).
 
         Of more rows than a lane holds, later ones have taken the slots of earlier ones.
         """
-        cdef Py_ssize_t i
-        cdef bint all_kept = True
-        result = np.empty(keys.shape[0], np.bool_)
-        cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
-        with nogil:
-            for i in range(keys.shape[0]):
-                out[i] = self._is_there(keys[i], WRITING)
-                all_kept = all_kept and out[i]
-        return None if all_kept else result
+        return self._are_there(keys, WRITING)
 
     def write(self, const int64_t[::1] slots, list arrays):
         """Copies row i of each array to slots[i], and next values to the row after it, in order."""
@@ -212,13 +222,7 @@ cdef class Ring:
 
     def live(self, const int64_t[::1] keys):
         """Which keys name rows that may be drawn, bool, shape (n,)."""
-        result = np.empty(keys.shape[0], np.bool_)
-        cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
-        cdef Py_ssize_t i
-        with nogil:
-            for i in range(keys.shape[0]):
-                out[i] = self._is_there(keys[i], DRAWABLE)
-        return result
+        return self._are_there(keys, DRAWABLE)
 
     def drawable(self, const int64_t[::1] slots):
         """Which slots hold rows that may be drawn, bool, shape (n,)."""
@@ -256,39 +260,54 @@ cdef class Ring:
         self.marks[slots], self.rows[slots] = marks, rows
         self.n_drawable = np.count_nonzero(self.marks & DRAWABLE)
 
-    cdef int64_t _claim_step(
-        self, uint8_t** data, Py_ssize_t i, int64_t lane, int64_t[::1] awaited,
-        int64_t[::1] gone, Py_ssize_t* n_gone,
-    ) noexcept nogil:
+    def recover(self):
+        """Makes a ring of memory that outlived its process, perhaps between claim and publish.
+
+        Steps that were on their way are lost; what they saw stays, for the rows before them.
+        No row that comes in joins them.
+        """
+        marks = self.marks.reshape(-1, self.lanes)
+        torn = (marks & WRITING) != 0
+        marks[torn] &= 0xff ^ (STEP | WRITING | DRAWABLE)
+        marks &= 0xff ^ NEWEST
+        lanes = np.flatnonzero(self.heads)
+        newest = (self.heads[lanes] - 1) % self.lane_capacity
+        marks[newest, lanes] |= NEWEST | np.where(torn.any(axis=0)[lanes], LAST, 0).astype(np.uint8)
+        self.n_drawable = np.count_nonzero(marks & DRAWABLE)
+
+    cdef int64_t _claim_step(self, Claim* claim, Py_ssize_t i, int64_t lane) noexcept nogil:
         """Claims what row i needs, and returns its key."""
-        cdef bint joins = self._joins(data, i, lane, awaited)
+        cdef bint joins = self._joins(claim, i, lane)
         cdef int64_t number = self.head[lane]
-        cdef int64_t newest
         if self.observes and joins:  # then the row is there already
             number -= 1
             self.mark[self._slot(lane, number)] |= STEP | WRITING
         else:
-            self._claim_row(lane, (0 if joins else FIRST) | STEP, gone, n_gone)
+            self._claim_row(claim, lane, (0 if joins else FIRST) | STEP)
         if self.observes:
-            self._claim_row(lane, 0, gone, n_gone)
-            awaited[lane] = i
-        newest = self._slot(lane, self.head[lane] - 1)
-        if self.terminated >= 0 and data[self.terminated][i]:
-            self.mark[self._slot(lane, number)] |= TERMINATED
-            self.mark[newest] |= LAST
-        if self.truncated >= 0 and data[self.truncated][i]:
-            self.mark[newest] |= LAST
+            self._claim_row(claim, lane, 0)
+            claim.awaited[lane] = i
+        if self.terminated >= 0:
+            self._mark_end(
+                lane, number, claim.data[self.terminated][i], claim.data[self.truncated][i]
+            )
         return number * self.lanes + lane
 
-    cdef bint _joins(
-        self, uint8_t** data, Py_ssize_t i, int64_t lane, const int64_t[::1] awaited
+    cdef inline void _mark_end(
+        self, int64_t lane, int64_t number, bint terminated, bint truncated
     ) noexcept nogil:
+        if terminated:
+            self.mark[self._slot(lane, number)] |= TERMINATED
+        if terminated or truncated:
+            self.mark[self._slot(lane, self.head[lane] - 1)] |= LAST
+
+    cdef bint _joins(self, Claim* claim, Py_ssize_t i, int64_t lane) noexcept nogil:
         """Whether row i continues the episode of the newest row of its lane."""
         cdef Py_ssize_t f
         cdef Field field
         cdef int64_t newest
         cdef const uint8_t* announced
-        if self.head[lane] == 0:
+        if self.terminated < 0 or self.head[lane] == 0:
             return False
         newest = self._slot(lane, self.head[lane] - 1)
         if self.mark[newest] & LAST:
@@ -298,37 +317,41 @@ cdef class Ring:
             if field.next < 0:
                 continue
             announced = &self.memory[newest, field.offset]
-            if awaited[lane] >= 0:  # not written yet
-                announced = data[field.next] + awaited[lane] * field.size
-            if memcmp(announced, data[f] + i * field.size, field.size) != 0:
+            if claim.awaited[lane] >= 0:  # not written yet
+                announced = claim.data[field.next] + claim.awaited[lane] * field.size
+            if memcmp(announced, claim.data[f] + i * field.size, field.size) != 0:
                 return False
         return True
 
-    cdef void _claim_row(
-        self, int64_t lane, uint8_t mark, int64_t[::1] gone, Py_ssize_t* n_gone
-    ) noexcept nogil:
+    cdef void _claim_row(self, Claim* claim, int64_t lane, uint8_t mark) noexcept nogil:
         """Takes the next row of the lane, from its oldest one if it is full.
 
         In an order that leaves no row drawable that is not whole, wherever the process dies.
         """
-        cdef int64_t number = self.head[lane]
-        cdef int64_t slot = self._slot(lane, number), step
-        for step in range(self.back + 1 if number >= self.lane_capacity else 0):
-            # The oldest row itself, and those of its episode whose windows reach back to it.
-            if step > 0 and self.mark[slot] & FIRST:
-                break
-            if self.mark[slot] & DRAWABLE:
-                gone[n_gone[0]] = slot
-                n_gone[0] += 1
-                self.n_drawable -= 1
-            self.mark[slot] &= ~(DRAWABLE | WRITING)
-            slot = self._after(slot)
+        cdef int64_t number = self.head[lane], slot = self._slot(lane, number)
+        if number >= self.lane_capacity:
+            self._retire(claim, slot)
         atomic_signal_fence(memory_order_seq_cst)
-        self.mark[self._slot(lane, number)] = mark | NEWEST | WRITING
+        self.mark[slot] = mark | NEWEST | WRITING
         if number > 0 and self.lane_capacity > 1:
             self.mark[self._slot(lane, number - 1)] &= ~NEWEST
         atomic_signal_fence(memory_order_seq_cst)
         self.head[lane] = number + 1
+
+    cdef void _retire(self, Claim* claim, int64_t slot) noexcept nogil:
+        """The oldest row of a lane, and those of its episode whose windows reach back to it."""
+        cdef int64_t step
+        for step in range(self.back + 1):
+            if step > 0 and self.mark[slot] & FIRST:
+                break
+            if self.mark[slot] & DRAWABLE:
+                claim.retired[claim.n_retired] = slot
+                claim.n_retired += 1
+                self.n_drawable -= 1
+            if self.mark[slot] & (STEP | WRITING) == STEP | WRITING:
+                claim.whole = False
+            self.mark[slot] &= ~(DRAWABLE | WRITING)
+            slot = self._after(slot)
 
     cdef inline int64_t _slot(self, int64_t lane, int64_t number) noexcept nogil:
         return number % self.lane_capacity * self.lanes + lane
@@ -345,6 +368,15 @@ cdef class Ring:
         if not head - self.lane_capacity <= number < head:
             return False
         return self.mark[key % self.capacity] & (mark | STEP) == mark | STEP
+
+    cdef _are_there(self, const int64_t[::1] keys, uint8_t mark):
+        cdef Py_ssize_t i
+        result = np.empty(keys.shape[0], np.bool_)
+        cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
+        with nogil:
+            for i in range(keys.shape[0]):
+                out[i] = self._is_there(keys[i], mark)
+        return result
 
     cdef Py_ssize_t _most_retired(self, Py_ssize_t rows):
         """Rows whose place is taken, and those that reach back to them: once each, and at first
@@ -380,6 +412,10 @@ cdef inline bint fits(cnp.ndarray array, tuple shape, dtype, Py_ssize_t rows):
             return False
     here = <object>cnp.PyArray_DESCR(array)
     return here is dtype or here == dtype
+
+
+cdef inline int64_t* int64s(cnp.ndarray array):
+    return <int64_t*>cnp.PyArray_DATA(array)
 
 
 cdef uint8_t** _addresses(list arrays) except NULL:

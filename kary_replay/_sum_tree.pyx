@@ -17,7 +17,7 @@ import numpy as np
 
 cimport cython
 from libc.float cimport DBL_EPSILON, DBL_MAX
-from libc.math cimport isfinite
+from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport INT64_MAX, int64_t
 from libc.stdlib cimport free, malloc
 
@@ -61,8 +61,12 @@ cdef class SumTree:
         Number of leaves.
     fanout : int, a power of two >= 2
         Children of a node.  8 doubles fill one cache line.
+    memory : float64 array of `doubles(capacity, fanout)` elements, or None
+        Where all of the tree lies, at the beginning of a cache line; None for memory of its own.
+        Zeros, or else `rebuild` comes before anything: no page of fresh memory is read to see.
 
-    A tree is for one thread at a time.  `copy.deepcopy` and `pickle` keep every leaf.
+    A tree is for one thread at a time.  `copy.deepcopy` and `pickle` keep every leaf, and make a
+    tree with memory of its own.
     """
 
     cdef readonly int64_t capacity
@@ -74,38 +78,50 @@ cdef class SumTree:
     cdef double[::1] sums               # running sums within each family; inner levels only
     cdef double[::1] leaves             # the last level of `mass`
     cdef double[::1] upper, lower       # bounds of each block of leaves, see _extremes.pxd
+    cdef object block                   # the array in which all of these lie
     cdef int64_t block_bits
     cdef double root
 
-    def __cinit__(self, capacity, fanout=8):
-        capacity, fanout = _as_int("capacity", capacity), _as_int("fanout", fanout)
-        if not 1 <= capacity <= MOST_LEAVES:
-            raise ValueError(f"capacity must be in 1 .. {MOST_LEAVES}, got {capacity}")
-        if not 2 <= fanout <= MOST_LEAVES or fanout & (fanout - 1):
-            raise ValueError(f"fanout must be a power of two in 2 .. {MOST_LEAVES}, got {fanout}")
+    def __cinit__(self, capacity, fanout=8, *, memory=None):
+        capacity, fanout = _checked_sizes(capacity, fanout)
         self.capacity, self.fanout = capacity, fanout
         self.fanout_bits = fanout.bit_length() - 1
-        self._lay_out()
         self.block_bits = block_bits(capacity)
-        cdef int64_t blocks = ((capacity - 1) >> self.block_bits) + 1
-        self.upper = np.zeros(blocks)
-        self.lower = np.full(blocks, np.inf)
         self.root = 0.0
-
-    cdef _lay_out(self):
-        """Puts all levels into one allocation, each family aligned to the cache lines."""
-        widths = [_padded(self.capacity, self.fanout)]
-        while widths[0] > self.fanout:
-            widths.insert(0, _padded(widths[0] // self.fanout, self.fanout))
+        widths = _widths(capacity, fanout)
         self.depth = len(widths)
         for level, width in enumerate(widths):
             self.start[level + 1] = self.start[level] + width
-        cdef int64_t inner = self.start[self.depth - 1], nodes = self.start[self.depth]
-        block = np.zeros(nodes + inner + CACHE_LINE // 8)
-        first = -block.ctypes.data % CACHE_LINE // block.itemsize
-        self.mass = block[first : first + nodes]
-        self.leaves = block[first + inner : first + nodes]
-        self.sums = block[first + nodes : first + nodes + inner]
+        cdef int64_t doubles = _doubles(widths, capacity)
+        if memory is None:
+            self.block = np.zeros(doubles + CACHE_LINE // 8)
+            first = -self.block.ctypes.data % CACHE_LINE // 8
+            memory = self.block[first : first + doubles]
+        else:
+            self.block = _checked_memory(memory, doubles)
+        self._lay_out(memory)
+        self._forget_bounds()
+
+    cdef _lay_out(self, memory):
+        """Cuts the memory up: all nodes, the running sums of the inner ones, the bounds."""
+        nodes, inner = self.start[self.depth], self.start[self.depth - 1]
+        blocks = _blocks(self.capacity)
+        self.mass = memory[:nodes]
+        self.leaves = memory[inner:nodes]
+        self.sums = memory[nodes : nodes + inner]
+        self.upper = memory[nodes + inner : nodes + inner + blocks]
+        self.lower = memory[nodes + inner + blocks :]
+
+    cdef _forget_bounds(self):
+        """Bounds of leaves that are all 0."""
+        self.upper[:] = 0.0
+        self.lower[:] = INFINITY
+
+    @staticmethod
+    def doubles(capacity, fanout=8):
+        """How many float64 a tree of `capacity` leaves takes: what `memory` must have."""
+        capacity, fanout = _checked_sizes(capacity, fanout)
+        return _doubles(_widths(capacity, fanout), capacity)
 
     def __reduce__(self):
         return _rebuilt, (self.capacity, self.fanout, self.masses())
@@ -120,9 +136,29 @@ cdef class SumTree:
 
     @property
     def nbytes(self):
-        """Bytes of the nodes, of what aligns them, and of the bounds beside them."""
-        return CACHE_LINE + 8 * (self.mass.shape[0] + self.sums.shape[0]
-                                 + self.upper.shape[0] + self.lower.shape[0])
+        """Bytes of the memory; of its own, with what aligns it."""
+        return self.block.nbytes
+
+    def rebuild(self):
+        """Recompute everything from the leaves in the memory, whatever else it holds.
+
+        For memory that outlived its tree, perhaps in the middle of an update.  O(capacity).
+
+        Raises
+        ------
+        ValueError
+            A leaf that is NaN, infinite or negative; a total beyond float64; something in the
+            padding behind the last leaf.
+        """
+        _checked_peak(&self.leaves[0], 1, self.capacity)
+        if np.asarray(self.leaves[self.capacity:]).any():
+            raise ValueError("the padding behind the last leaf must be 0")
+        self._forget_bounds()
+        with nogil:
+            self._recompute_all()
+        if not isfinite(self.root):
+            self.root = 0.0
+            raise ValueError("masses must have a finite total, and theirs is beyond float64")
 
     def update(self, leaves, masses):
         """Set the masses of leaves.  All or nothing; the last of duplicate leaves wins.
@@ -373,6 +409,23 @@ cdef class SumTree:
                 prefetch(&mass[here + (families[i + AHEAD] << bits)])
             mass[parents + families[i]] = self._family_total(families[i], level)
 
+    cdef void _recompute_all(self) noexcept nogil:
+        """All inner nodes, the bounds (which are those of zeros) and the root, from the leaves."""
+        cdef double[::1] mass = self.mass
+        cdef double[::1] upper = self.upper
+        cdef double[::1] lower = self.lower
+        cdef int64_t level, family, families
+        cdef Py_ssize_t i
+        for i in range(self.capacity):
+            widen(upper, lower, i >> self.block_bits, self.leaves[i])
+        for level in range(self.depth - 1, 0, -1):
+            families = (self.start[level + 1] - self.start[level]) >> self.fanout_bits
+            for family in range(families):
+                mass[self.start[level - 1] + family] = self._family_total(family, level)
+            for i in range(self.start[level - 1] + families, self.start[level]):
+                mass[i] = 0.0  # the padding
+        self.root = self._family_total(0, 0)
+
     cdef inline double _family_total(self, int64_t family, int64_t level) noexcept nogil:
         """Adds up a family, left to right, and rewrites its running sums if it is an inner one."""
         cdef int64_t first = self.start[level] + (family << self.fanout_bits)
@@ -541,6 +594,51 @@ cdef double _checked_peak(const double* masses, Py_ssize_t step, Py_ssize_t n) e
             raise ValueError(f"masses must be finite and >= 0, got {masses[i]} at position {i}")
         peak = max(peak, masses[i])
     return peak
+
+
+cdef _checked_sizes(capacity, fanout):
+    """Both as Python's integers."""
+    capacity, fanout = _as_int("capacity", capacity), _as_int("fanout", fanout)
+    if not 1 <= capacity <= MOST_LEAVES:
+        raise ValueError(f"capacity must be in 1 .. {MOST_LEAVES}, got {capacity}")
+    if not 2 <= fanout <= MOST_LEAVES or fanout & (fanout - 1):
+        raise ValueError(f"fanout must be a power of two in 2 .. {MOST_LEAVES}, got {fanout}")
+    return capacity, fanout
+
+
+cdef _widths(capacity, fanout):
+    """Nodes of each level, the leaves last; whole families."""
+    widths = [_padded(capacity, fanout)]
+    while widths[0] > fanout:
+        widths.insert(0, _padded(widths[0] // fanout, fanout))
+    return widths
+
+
+cdef int64_t _blocks(int64_t capacity) noexcept:
+    """Blocks of leaves that have bounds."""
+    return ((capacity - 1) >> block_bits(capacity)) + 1
+
+
+cdef _doubles(widths, capacity):
+    """Nodes, running sums of the inner ones, two bounds a block."""
+    nodes = sum(widths)
+    inner = nodes - max(widths)  # there are most leaves
+    return nodes + inner + 2 * _blocks(capacity)
+
+
+cdef _checked_memory(memory, doubles):
+    if not isinstance(memory, np.ndarray) or memory.dtype != np.float64:
+        raise TypeError(f"memory must be a float64 array, got {getattr(memory, 'dtype', memory)!r}")
+    if memory.shape != (doubles,):
+        raise ValueError(f"memory must have shape ({doubles},), got {memory.shape}")
+    if not memory.flags.c_contiguous:
+        raise ValueError(f"memory must be contiguous, got strides of {memory.strides[0]} bytes")
+    if not memory.flags.writeable:
+        raise ValueError("memory must be writable, got a read-only array")
+    if memory.ctypes.data % CACHE_LINE:
+        raise ValueError(f"memory must begin at a multiple of {CACHE_LINE} bytes, "
+                         f"got address {memory.ctypes.data:#x}")
+    return memory
 
 
 cdef _padded(object nodes, object fanout):

@@ -14,8 +14,7 @@ from kary_replay._marks cimport FIRST, NEWEST, STEP, TERMINATED, WRITING
 cnp.import_array()
 
 cdef extern from "_family.h" nogil:
-    int64_t CACHE_LINE "KARY_CACHE_LINE"
-    void prefetch "kary_prefetch"(const void* address)
+    void prefetch "kary_prefetch_bytes"(const uint8_t* bytes, int64_t size)
 
 cdef enum:
     AHEAD = 8             # rows between a prefetch and the copy
@@ -26,6 +25,7 @@ cdef enum Kind:  # windows.Kind
     MASK
     SUM
     DISCOUNT
+    FIELD            # a WINDOW of the row itself alone
 
 cdef struct Output:  # windows.Output
     Kind kind
@@ -57,6 +57,7 @@ cdef class Gather:
     cdef int64_t capacity
     cdef int64_t lanes             # slots from one row of a lane to the next
     cdef int64_t back, ahead       # how far any output reaches
+    cdef bint spans                # whether any is more than a FIELD
     cdef Output* outputs
     cdef Py_ssize_t n_outputs
     cdef list columns              # (name, shape, dtype) of each output
@@ -81,6 +82,7 @@ cdef class Gather:
         self.columns = [(output.name, output.shape, output.dtype) for output in outputs]
         for o, output in enumerate(outputs):
             self._set(&self.outputs[o], output, ring.rows.dtype.fields)
+            self.spans = self.spans or self.outputs[o].kind != FIELD
 
     cdef _set(self, Output* mine, output, fields):
         mine.kind, mine.observed, mine.edge = output.kind, output.observed, output.edge
@@ -90,6 +92,8 @@ cdef class Gather:
         if output.field:
             field, mine.offset = fields[output.field][:2]
             mine.size = field.itemsize
+        if (mine.kind, mine.n_steps, mine.start, mine.stop) == (WINDOW, 0, 0, 1):
+            mine.kind = FIELD
         if output.kind in (SUM, DISCOUNT):
             mine.powers = <double*>malloc((mine.n_steps + 1) * sizeof(double))
             if mine.powers == NULL:
@@ -127,25 +131,23 @@ cdef class Gather:
         return slot if slot < self.capacity else slot - self.capacity
 
     cdef inline void _prefetch(self, int64_t slot) noexcept nogil:
-        cdef const uint8_t* row
-        cdef int64_t step, byte, end = min(self.memory.shape[1], PREFETCH_BYTES)
+        cdef int64_t step, size = min(self.memory.shape[1], PREFETCH_BYTES)
         for step in range(-self.back, self.ahead + 1):
-            row = &self.memory[self._slot(slot, step), 0]
-            byte = 0
-            while byte < end:
-                prefetch(row + byte)
-                byte += CACHE_LINE
-            prefetch(row + end - 1)  # a row need not begin with a cache line
+            prefetch(&self.memory[self._slot(slot, step), 0], size)
 
     cdef inline void _gather(self, uint8_t** data, Py_ssize_t i, int64_t slot) noexcept nogil:
-        cdef Span span = self._span(slot)
+        cdef Span span
         cdef const Output* output
         cdef uint8_t* target
         cdef Py_ssize_t o
+        if self.spans:
+            span = self._span(slot)
         for o in range(self.n_outputs):
             output = &self.outputs[o]
             target = data[o] + i * output.width
-            if output.kind == WINDOW:
+            if output.kind == FIELD:
+                copy(target, &self.memory[slot, output.offset], output.size)
+            elif output.kind == WINDOW:
                 self._window(output, target, slot, span)
             elif output.kind == MASK:
                 self._mask(output, target, span)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from kary_replay import checkpoint
+from kary_replay import arena, checkpoint
 from kary_replay._ring import Ring
+from kary_replay._sum_tree import SumTree
 from kary_replay._windows import Gather
+from kary_replay.batch import Batch
 from kary_replay.checks import check_count
 from kary_replay.columns import Array, Columns, Declaration, Schema
+from kary_replay.journal import Journal
 from kary_replay.sampler import (
-    Draw,
     Float64s,
     Int64s,
     LinearSchedule,
@@ -27,43 +28,6 @@ from kary_replay.sampler import (
 from kary_replay.windows import outputs
 
 
-class Batch:
-    """Rows drawn together: copies that belong to the caller.
-
-    ``batch["obs"]`` is the column of shape (n, *shape of one row); iteration is over the names.
-
-    Attributes
-    ----------
-    columns : dict of name to array
-    keys : int64 array, shape (n,).  Which transitions; they go back with the priorities.
-    slots : int64 array, shape (n,).  Where they lay.
-    probabilities : float64 array, shape (n,), or None.  As drawn.
-    weights : float32 array, shape (n,), or None.  Importance-sampling weights.
-    """
-
-    __slots__ = ("columns", "keys", "probabilities", "slots", "weights")
-
-    def __init__(self, columns: dict[str, Array], keys: Int64s, draw: Draw) -> None:
-        self.columns = columns
-        self.keys = keys
-        self.slots, self.probabilities, self.weights = draw
-
-    def __getitem__(self, name: str) -> Array:
-        return self.columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.columns
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __repr__(self) -> str:
-        return f"Batch({len(self)} rows of {', '.join(self.columns)})"
-
-
 class ReplayBuffer:
     """A ring of transitions that are drawn uniformly, with replacement.
 
@@ -71,11 +35,13 @@ class ReplayBuffer:
     ----------
     capacity : int >= 1
         Rows in all; `lanes` divides it.
-    columns : mapping of name to (shape of one row, dtype)
+    columns : mapping of name to (shape of one row, dtype), Stored, or an expression of time
     lanes : int >= 1
         Streams of transitions, one for each environment, that overwrite only their own rows.
-    storage : "private"
-        Memory of this process.
+    storage : "private", or a directory
+        Memory of this process, or memory-mapped files, which outlive it: a buffer made with the
+        same arguments goes on with what the directory holds, its own seed aside.  A directory is
+        a Path, or a string with a separator in it; one buffer at a time has it open.
     seed : int, numpy.random.Generator or None
         Of the draws.  A generator that is handed in is used, not copied.
 
@@ -92,28 +58,50 @@ class ReplayBuffer:
         columns: Columns,
         *,
         lanes: int = 1,
-        storage: str = "private",
+        storage: str | os.PathLike[str] = "private",
         seed: int | np.random.Generator | None = None,
     ) -> None:
-        if storage != "private":
-            raise ValueError(f"storage must be 'private', got {storage!r}")
+        rng = generator(seed)
+        self._declare(capacity, columns, lanes)
+        self._place(storage, {})
+        self._sampler = UniformSampler(self._ring, rng)
+        self._resume()
+
+    def _declare(self, capacity: int, columns: Columns, lanes: int) -> None:
         check_count("capacity", capacity)
         check_count("lanes", lanes)
         if capacity % lanes:
             raise ValueError(f"capacity must be a multiple of lanes, got {capacity} and {lanes}")
-        schema = self._schema = Schema(columns)
-        drawn = outputs(schema, capacity // lanes)
-        self._ring = Ring(
-            capacity,
-            lanes,
-            schema.record,
-            in_time=schema.in_time,
-            observed=schema.observed,
-            back=max(output.back for output in drawn),
-        )
-        self._gather = Gather(self._ring, drawn)
+        self._schema = Schema(columns)
+        self._outputs = outputs(self._schema, capacity // lanes)
+        self._layout = Ring.layout(capacity, lanes, self._schema.record)
         self._each_lane = np.arange(lanes)
-        self._sampler = UniformSampler(self._ring, generator(seed))
+
+    def _place(
+        self, storage: str | os.PathLike[str], more: arena.Layout, /, **settings: Any
+    ) -> None:
+        """Allocates the ring and `more`; the settings say what the bytes of both mean."""
+        journal = {} if storage == "private" else {"journal": ((Journal.SIZE,), np.uint8)}
+        settings |= {"kind": self._kind, "columns": self._schema.declaration()}
+        self._arena = arena.allocate({**self._layout, **more, **journal}, storage, settings)
+        self._journal = Journal(self._arena["journal"]) if journal else None
+        self._ring = Ring(
+            self._arena,
+            in_time=self._schema.in_time,
+            observed=self._schema.observed,
+            back=max(output.back for output in self._outputs),
+        )
+        self._gather = Gather(self._ring, self._outputs)
+
+    def _resume(self) -> None:
+        """Goes on with what a directory holds; a new one gets its first record."""
+        record = None
+        if self._journal is not None and not self._arena.fresh:
+            self._ring.recover()
+            record = self._journal.read()
+        if record is not None:
+            self._restore_settings(record)
+        self._record()
 
     @property
     def capacity(self) -> int:
@@ -132,14 +120,17 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows and of all that is kept beside them."""
-        return self._ring.nbytes + self._each_lane.nbytes
+        """Bytes of rows, priorities, and of all that is kept beside them."""
+        return self._arena.nbytes + self._each_lane.nbytes
 
     def __len__(self) -> int:
         return len(self._ring)
 
     def __repr__(self) -> str:
-        name, rows = type(self).__name__, f"{len(self)} of {self.capacity} rows"
+        name = type(self).__name__
+        if isinstance(self._ring, _Closed):
+            return f"{name}(closed)"
+        rows = f"{len(self)} of {self.capacity} rows"
         return f"{name}({rows}, {self.lanes} lanes, columns {', '.join(self._schema.declared)})"
 
     def add(self, /, *, lanes: npt.ArrayLike | None = None, **columns: npt.ArrayLike) -> Int64s:
@@ -164,7 +155,7 @@ class ReplayBuffer:
             A column or lane that does not fit its declaration; nothing is changed.
         """
         rows, arrays = self._rows(columns)
-        keys, slots, _ = self._ring.claim(self._lanes_of(lanes, rows), arrays)
+        keys, slots, _, _ = self._ring.claim(self._lanes_of(lanes, rows), arrays)
         self._ring.write(slots, arrays)
         self._ring.publish(slots)
         return keys
@@ -208,6 +199,7 @@ class ReplayBuffer:
         if live == 0:
             raise ValueError("cannot sample from an empty buffer")
         draw = self._sampler.draw(batch_size, live)
+        self._record()
         return Batch(self._gather.read(draw.slots), self._ring.keys(draw.slots), draw)
 
     def view(self, name: str) -> Array:
@@ -240,6 +232,28 @@ class ReplayBuffer:
         state = checkpoint.load(path)
         self._check_fits(state)
         self._restore(state)
+        self._record()
+
+    def close(self) -> None:
+        """Ends the use of the buffer, so that its directory can be opened again.
+
+        Whatever is done with it afterwards raises ValueError; a second `close` does nothing.
+        """
+        self._arena.close()
+        self._ring, self._gather, self._sampler = cast(Any, (_Closed(),) * 3)
+        self._journal = None
+
+    def _record(self) -> None:
+        """Lets a directory know what is not in its arrays."""
+        if self._journal is not None:
+            self._journal.write(self._settings())
+
+    def _settings(self) -> checkpoint.State:
+        """The state that is not in arrays."""
+        return {"generator": checkpoint.generator_state(self._sampler.rng)}
+
+    def _restore_settings(self, state: checkpoint.State) -> None:
+        self._sampler.rng = checkpoint.generator(state["generator"])
 
     def _state(self) -> checkpoint.State:
         filled = self._ring.filled_slots()
@@ -249,9 +263,9 @@ class ReplayBuffer:
             "heads": self._ring.heads.copy(),
             "columns": self._schema.declaration(),
             "marks": self._ring.marks[filled],
-            "rows": self._ring.rows[filled].view(np.uint8),
-            "generator": checkpoint.generator_state(self._sampler.rng),
-        }
+            # Of bytes, not of records: what lies between their fields would be left as found.
+            "rows": self._ring.rows.view(np.uint8).reshape(self.capacity, -1)[filled].ravel(),
+        } | self._settings()
 
     def _check_fits(self, state: checkpoint.State) -> None:
         kind = state.get("kind")  # anything may be missing from the file of something else
@@ -264,7 +278,7 @@ class ReplayBuffer:
                 raise ValueError(f"{what} must be that of the file, {there}, got {here}")
 
     def _restore(self, state: checkpoint.State) -> None:
-        self._sampler.rng = checkpoint.generator(state["generator"])
+        self._restore_settings(state)
         rows = state["rows"].view(self._schema.record)
         self._ring.restore(state["heads"], state["marks"], rows)
 
@@ -317,12 +331,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         weight_norm: str = "batch",
         stratified: bool = True,
         lanes: int = 1,
-        storage: str = "private",
+        storage: str | os.PathLike[str] = "private",
         fanout: int = 8,
         seed: int | np.random.Generator | None = None,
     ) -> None:
-        super().__init__(capacity, columns, lanes=lanes, storage=storage, seed=seed)
-        self._sampler = PrioritizedSampler(
+        rng = generator(seed)
+        self._declare(capacity, columns, lanes)
+        sampler = PrioritizedSampler(
             capacity,
             alpha=alpha,
             beta=beta,
@@ -330,9 +345,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             weight_norm=weight_norm,
             stratified=stratified,
             fanout=fanout,
-            rng=self._sampler.rng,
+            rng=rng,
         )
+        tree = ((SumTree.doubles(capacity, fanout),), np.float64)
+        self._place(storage, {"tree": tree}, alpha=sampler.alpha, fanout=fanout)
+        sampler.move(self._arena["tree"])
+        self._sampler = sampler
         self._stale_updates = 0
+        self._resume()
+
+    def _resume(self) -> None:
+        super()._resume()
+        if not self._arena.fresh:
+            self._sampler.recover(self._ring)
 
     @property
     def alpha(self) -> float:
@@ -347,6 +372,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @beta.setter
     def beta(self, beta: float | LinearSchedule) -> None:
         self._sampler.set_beta(beta)
+        self._record()
 
     @property
     def max_priority(self) -> float:
@@ -360,11 +386,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def stale_updates(self) -> int:
         """Priority updates that came after their rows had been overwritten."""
         return self._stale_updates
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of rows, tree, and of all that is kept beside them."""
-        return super().nbytes + self._sampler.tree.nbytes
 
     def add(
         self,
@@ -389,21 +410,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             masses = self._sampler.new_mass()
         else:
             masses = self._sampler.masses(td_errors, rows)
-        keys, slots, retired = self._ring.claim(lane_of_row, arrays)
+        keys, slots, retired, whole = self._ring.claim(lane_of_row, arrays)
         if retired is not None:
             self._sampler.tree.update(retired, 0.0)
         self._ring.write(slots, arrays)
-        self._give(masses, keys, slots)
+        if whole:
+            self._sampler.tree.update(slots, masses)
+        else:  # later rows replaced earlier ones
+            kept = self._ring.kept(keys)
+            self._sampler.tree.update(slots[kept], np.broadcast_to(masses, rows)[kept])
         self._ring.publish(slots)
         return keys
-
-    def _give(self, masses: float | Float64s, keys: Int64s, slots: Int64s) -> None:
-        """Gives new rows their masses, unless a later one of the same call replaced them."""
-        kept = self._ring.kept(keys)
-        if kept is not None:
-            slots = slots[kept]
-            masses = masses if isinstance(masses, float) else masses[kept]
-        self._sampler.tree.update(slots, masses)
 
     def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:
         """Gives rows new priorities, abs(td_error) + eps.
@@ -435,7 +452,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._check_handed_out(given)
             given, masses = given[live], masses[live]
         self._sampler.tree.update(given % self.capacity, masses)
-        self._stale_updates += len(live) - applied
+        if applied < len(live):
+            self._stale_updates += len(live) - applied
+            self._record()
         return applied
 
     def _as_keys(self, keys: npt.ArrayLike) -> Int64s:
@@ -456,10 +475,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             )
 
     def _state(self) -> checkpoint.State:
+        masses = self._sampler.tree.masses()[self._ring.filled_slots()]
+        return super()._state() | {"alpha": self.alpha, "masses": masses}
+
+    def _settings(self) -> checkpoint.State:
         beta, step = self._sampler.beta_state
-        return super()._state() | {
-            "alpha": self.alpha,
-            "masses": self._sampler.tree.masses()[self._ring.filled_slots()],
+        return super()._settings() | {
             "beta": dataclasses.asdict(beta) if isinstance(beta, LinearSchedule) else beta,
             "beta_step": step,
             "stale_updates": self.stale_updates,
@@ -472,11 +493,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _restore(self, state: checkpoint.State) -> None:
         super()._restore(state)
+        self._sampler.replace_masses(self._ring.filled_slots(), state["masses"])
+
+    def _restore_settings(self, state: checkpoint.State) -> None:
+        super()._restore_settings(state)
         beta = state["beta"]
         self._sampler.set_beta(
             LinearSchedule(**beta) if isinstance(beta, dict) else beta, state["beta_step"]
         )
-        self._sampler.replace_masses(self._ring.filled_slots(), state["masses"])
         self._stale_updates = state["stale_updates"]
 
     def __setstate__(self, pickled: checkpoint.State) -> None:
@@ -492,3 +516,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             "stratified": sampler.stratified,
             "fanout": sampler.tree.fanout,
         }
+
+
+class _Closed:
+    """What a closed buffer has in place of its parts."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError("the buffer is closed")
+
+    def __len__(self) -> int:
+        raise ValueError("the buffer is closed")

@@ -68,8 +68,8 @@ class Schema:
     Raises
     ------
     ValueError
-        No stored column, a name that `add` needs for itself, a size that is not >= 1, or no
-        flags for columns that depend on time.
+        No column that is stored or none that is drawn, a name that `add` needs for itself, a
+        size that is not >= 1, or no flags for columns that depend on time.
     TypeError
         A dtype that is not a plain number, or a declaration that is none of the three.
     """
@@ -86,6 +86,8 @@ class Schema:
             self._sort(name, column)
         if not self.stored:
             raise ValueError("columns must name at least one column that is stored")
+        if not self.drawn:
+            raise ValueError("columns must name at least one column that is drawn")
         self.record = _record(self.stored)
         self.inputs = {name: self.stored[name] for name in self.record.names or ()}
         for name in self.observed:
@@ -98,9 +100,15 @@ class Schema:
         """Whether rows belong to episodes, as columns that depend on time need it."""
         return bool(self.derived or self.observed)
 
-    def declaration(self) -> dict[str, str]:
-        """The columns as JSON can hold them."""
-        return {name: str(column) for name, column in self.declared.items()}
+    def declaration(self) -> dict[str, Any]:
+        """What rows hold and depend on, as JSON can hold it."""
+        return {
+            "stored": {
+                name: [list(shape), dtype.str] for name, (shape, dtype) in self.stored.items()
+            },
+            "with_next": self.observed,
+            "derived": {name: str(expression) for name, expression in self.derived.items()},
+        }
 
     def _sort(self, name: str, column: Plain | Stored | Expression) -> None:
         if isinstance(column, Expression):
@@ -124,7 +132,7 @@ class Schema:
 
     def _check_flags(self) -> None:
         for flag in FLAGS:
-            if self.stored.get(flag) != ((), np.dtype(np.bool_)):
+            if self.stored.get(flag) != ((), np.dtype(np.bool_)) or flag in self.observed:
                 given = self.stored.get(flag, "none")
                 names = ", ".join([*self.observed, *self.derived])
                 raise ValueError(

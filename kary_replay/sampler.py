@@ -20,6 +20,8 @@ from kary_replay.checks import check_count, check_number
 Float64s: TypeAlias = npt.NDArray[np.float64]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
+ROWS_AT_ONCE = 1 << 20  # when all are looked through, so that it takes little memory
+
 
 @dataclass(frozen=True)
 class LinearSchedule:
@@ -62,21 +64,21 @@ class UniformSampler:
 
     def draw(self, size: int, live: int) -> Draw:
         """Draws `size` of the ring's `live` rows with replacement."""
-        counts = self._ring.counts()
-        slots = self._slots(size, counts)
-        if live < counts.sum():  # observations alone, and steps whose windows are not whole
+        slots = self._slots(size)
+        if live < self._ring.filled:  # observations alone, and steps whose windows are not whole
             missed = np.flatnonzero(~self._ring.drawable(slots))
             while missed.size:
-                slots[missed] = self._slots(missed.size, counts)
+                slots[missed] = self._slots(missed.size)
                 missed = missed[~self._ring.drawable(slots[missed])]
         return Draw(slots, None, None)
 
-    def _slots(self, size: int, counts: Int64s) -> Int64s:
-        """Slots of `size` of all rows, `counts` in each lane."""
-        ends = np.cumsum(counts)
-        nth = self.rng.integers(ends[-1], size=size)
+    def _slots(self, size: int) -> Int64s:
+        """Slots of any rows, drawable or not."""
+        nth = self.rng.integers(self._ring.filled, size=size)
         if self._ring.lanes == 1:  # then the rows are the first slots
             return nth
+        counts = self._ring.counts()
+        ends = np.cumsum(counts)
         lane = np.searchsorted(ends, nth, side="right")
         row = nth - (ends - counts)[lane]
         slots: Int64s = row * self._ring.lanes + lane
@@ -199,9 +201,21 @@ class PrioritizedSampler:
 
     def replace_masses(self, slots: slice | Int64s, masses: Float64s) -> None:
         """Gives `slots` their masses and all other rows none."""
-        tree = SumTree(self.tree.capacity, self.tree.fanout)
-        tree.update(np.arange(tree.capacity)[slots], masses)
-        self.tree = tree
+        of_all = np.zeros(self.tree.capacity)
+        of_all[slots] = masses
+        self.tree.update(np.arange(self.tree.capacity), of_all)
+
+    def move(self, memory: Float64s) -> None:
+        """Puts the tree, as long as it is empty, into memory of `SumTree.doubles` numbers."""
+        self.tree = SumTree(self.tree.capacity, self.tree.fanout, memory=memory)
+
+    def recover(self, ring: Ring) -> None:
+        """Goes on with the masses in the tree's memory, but those of rows that were lost."""
+        self.tree.rebuild()
+        for start in range(0, self.tree.capacity, ROWS_AT_ONCE):
+            slots = np.arange(start, min(start + ROWS_AT_ONCE, self.tree.capacity))
+            lost = slots[(self.tree.masses(slots) > 0.0) & ~ring.drawable(slots)]
+            self.tree.update(lost, 0.0)
 
     def draw(self, size: int, live: int) -> Draw:
         """Draws `size` of `live` rows with replacement, and takes one step of beta's schedule.

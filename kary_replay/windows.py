@@ -45,8 +45,13 @@ class Output(NamedTuple):
 
     @property
     def ahead(self) -> int:
-        """How many steps after the row it reads."""
-        return max(0, self.n_steps + self.stop - 1)
+        """How many rows after the row it reads, or must know of to count k."""
+        return max(self.steps - 1, self.n_steps + self.stop - 1)
+
+    @property
+    def steps(self) -> int:
+        """How many steps it needs from the row's own on, to be whole."""
+        return max(1, self.n_steps, self.n_steps + self.stop - self.observed)
 
 
 def outputs(schema: Schema, lane_rows: int) -> list[Output]:
@@ -66,8 +71,7 @@ def _output(schema: Schema, name: str, lane_rows: int) -> Output:
     expression = schema.derived[name]
     try:
         output = _compiled(name, expression, schema)
-        # A row is drawn with all that lies before it, and its next observation has a row too.
-        rows = output.back + 1 + max(output.ahead, bool(schema.observed))
+        rows = output.back + output.steps + bool(schema.observed)  # of what the last step saw
         if rows > lane_rows:
             raise ValueError(f"needs {rows} rows of a lane, which has {lane_rows}")
     except ValueError as error:

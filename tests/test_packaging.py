@@ -144,6 +144,7 @@ def test_an_editable_install_works_on_the_sources(tmp_path):
 
 @pytest.mark.skipif(os.environ.get("KARY_REPLAY_DEBUG") != "1", reason="of a debug build")
 def test_a_debug_build_checks_bounds():
-    ring = Ring(4, 1, np.dtype([("reward", np.float32)]))
+    layout = Ring.layout(4, 1, np.dtype([("reward", np.float32)]))
+    ring = Ring({name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()})
     with pytest.raises(IndexError, match="Out of bounds"):
-        ring.claim(np.array([1]))
+        ring.claim(np.array([1]), [np.zeros(1, np.float32)])

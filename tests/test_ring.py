@@ -20,9 +20,14 @@ def int64s(*numbers: int) -> Int64s:
     return np.array(numbers, np.int64)
 
 
+def new_ring(capacity: int, lanes: int, dtype: np.dtype[Any]) -> Ring:
+    layout = Ring.layout(capacity, lanes, dtype)
+    return Ring({name: np.zeros(shape, kind) for name, (shape, kind) in layout.items()})
+
+
 def insert(ring: Ring, lanes: Int64s) -> tuple[Int64s, Int64s]:
     """Claims and publishes rows of one number; returns their keys and slots."""
-    keys, slots, _ = ring.claim(lanes, [np.zeros(len(lanes), np.int64)])
+    keys, slots, _, _ = ring.claim(lanes, [np.zeros(len(lanes), np.int64)])
     ring.publish(slots)
     return keys, slots
 
@@ -35,7 +40,7 @@ def read(ring: Ring, slots: Int64s) -> list[npt.NDArray[Any]]:
 
 
 def test_keys_number_the_rows_of_each_lane() -> None:
-    ring = Ring(6, 3, NUMBER)  # two rows a lane
+    ring = new_ring(6, 3, NUMBER)  # two rows a lane
     keys, slots = insert(ring, int64s(2, 0, 2))
     assert (keys.tolist(), slots.tolist()) == ([2, 0, 5], [2, 0, 5])
     keys, slots = insert(ring, int64s(2, 2, 1))
@@ -48,7 +53,7 @@ def test_keys_number_the_rows_of_each_lane() -> None:
 @pytest.mark.parametrize(("capacity", "lanes"), [(1, 1), (7, 1), (6, 2), (6, 6), (35, 7)])
 def test_a_key_lives_until_its_lane_has_gone_round(capacity: int, lanes: int) -> None:
     rng = np.random.default_rng(0)
-    ring = Ring(capacity, lanes, NUMBER)
+    ring = new_ring(capacity, lanes, NUMBER)
     inserted: list[list[int]] = [[] for _ in range(lanes)]
     for _ in range(100):
         lane_of_row = rng.integers(0, lanes, rng.integers(0, 2 * capacity))
@@ -69,7 +74,7 @@ def test_a_key_lives_until_its_lane_has_gone_round(capacity: int, lanes: int) ->
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_key_never_handed_out_is_not_live(lanes: int) -> None:
-    ring = Ring(6, lanes, NUMBER)
+    ring = new_ring(6, lanes, NUMBER)
     never = int64s(0, 1, 5, 6, -1, -2, -3, -6, 2**63 - 1, -(2**63))
     assert not ring.live(never).any()
     insert(ring, int64s(0))
@@ -77,22 +82,25 @@ def test_a_key_never_handed_out_is_not_live(lanes: int) -> None:
 
 
 def test_a_row_may_be_drawn_from_its_publication_to_its_replacement() -> None:
-    ring, nothing = Ring(2, 1, NUMBER), [int64s(0)]
-    keys, slots, retired = ring.claim(int64s(0), nothing)
+    ring, nothing = new_ring(2, 1, NUMBER), [int64s(0)]
+    keys, slots, retired, _ = ring.claim(int64s(0), nothing)
     assert (len(ring), ring.live(keys).tolist(), retired) == (0, [False], None)
     ring.publish(slots)
     assert (len(ring), ring.live(keys).tolist()) == (1, [True])
     insert(ring, int64s(0))
-    _, _, retired = ring.claim(int64s(0), nothing)
+    _, _, retired, _ = ring.claim(int64s(0), nothing)
     assert (len(ring), ring.live(keys).tolist(), retired.tolist()) == (1, [False], slots.tolist())
 
 
 def test_of_more_rows_than_fit_the_newest_are_kept() -> None:
-    ring = Ring(4, 2, NUMBER)
-    keys, _, _ = ring.claim(int64s(0, 0, 1, 0), [int64s(1, 2, 3, 4)])
+    ring = new_ring(4, 2, NUMBER)
+    keys, slots, _, whole = ring.claim(int64s(0, 0, 1, 0), [int64s(1, 2, 3, 4)])
+    assert not whole
     assert ring.kept(keys).tolist() == [False, True, True, True]
-    keys, _, _ = ring.claim(int64s(0, 1), [int64s(5, 6)])
-    assert ring.kept(keys) is None
+    ring.publish(slots)
+    keys, _, _, whole = ring.claim(int64s(0, 1), [int64s(5, 6)])
+    assert whole
+    assert ring.kept(keys).all()
 
 
 FIELDS = np.dtype(
@@ -122,7 +130,7 @@ def random_rows(rng: np.random.Generator, rows: int) -> list[npt.NDArray[Any]]:
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 40])
 def test_rows_come_back_byte_for_byte(rows: int) -> None:
     rng = np.random.default_rng(rows)
-    ring = Ring(50, 1, FIELDS)
+    ring = new_ring(50, 1, FIELDS)
     given = random_rows(rng, rows)
     slots = rng.permutation(50)[:rows]
     ring.write(slots, list(given))
@@ -135,7 +143,7 @@ def test_rows_come_back_byte_for_byte(rows: int) -> None:
 @pytest.mark.parametrize("size", [*range(1, 36), 63, 64, 65, 255, 256, 257, 300])
 def test_fields_of_every_size_are_copied_whole_and_alone(size: int) -> None:
     record = np.dtype([("before", np.uint8), ("field", np.uint8, (size,)), ("after", np.uint8)])
-    ring, rng = Ring(3, 1, record), np.random.default_rng(size)
+    ring, rng = new_ring(3, 1, record), np.random.default_rng(size)
     edges, field = np.array([7, 8], np.uint8), rng.integers(256, size=(2, size), dtype=np.uint8)
     ring.write(int64s(2, 0), [edges, field, edges])
     before, back, after = read(ring, int64s(2, 0))
@@ -146,7 +154,7 @@ def test_fields_of_every_size_are_copied_whole_and_alone(size: int) -> None:
 
 def test_a_row_touches_only_its_own_slot() -> None:
     rng = np.random.default_rng(1)
-    ring = Ring(5, 1, FIELDS)
+    ring = new_ring(5, 1, FIELDS)
     ring.write(np.arange(5), random_rows(rng, 5))
     before = [row.tobytes() for row in ring.rows]
     ring.write(int64s(3), random_rows(rng, 1))
@@ -155,20 +163,20 @@ def test_a_row_touches_only_its_own_slot() -> None:
 
 
 def test_of_rows_for_one_slot_the_last_stays() -> None:
-    ring = Ring(3, 1, NUMBER)
+    ring = new_ring(3, 1, NUMBER)
     ring.write(int64s(1, 2, 1), [int64s(10, 20, 30)])
     assert read(ring, int64s(1, 2))[0].tolist() == [30, 20]
 
 
 def test_strided_arrays_are_written_and_left_alone() -> None:
-    ring = Ring(4, 1, np.dtype([("pair", np.int64, (2,))]))
+    ring = new_ring(4, 1, np.dtype([("pair", np.int64, (2,))]))
     given = np.arange(16).reshape(2, 8)[:, ::4].T  # neither C-contiguous nor dense
     ring.write(int64s(2, 0), [given])
     assert read(ring, int64s(2, 0))[0].tolist() == given.tolist() == [[0, 8], [4, 12]]
 
 
 def test_what_is_read_is_a_copy() -> None:
-    ring = Ring(2, 1, NUMBER)
+    ring = new_ring(2, 1, NUMBER)
     ring.write(int64s(0, 1), [int64s(5, 6)])
     read(ring, int64s(0, 1))[0][:] = 9
     assert read(ring, int64s(0, 1))[0].tolist() == [5, 6]

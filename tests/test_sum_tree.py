@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import copy
 import ctypes
+import gc
 import math
 import pickle
 from collections.abc import Callable
@@ -564,3 +565,171 @@ def test_check_finds_damage(size: int, at: int, damage: float, found: str) -> No
 def test_nbytes_are_all_the_arrays_held() -> None:
     nodes, sums, blocks, alignment = 8 + 16 + 104, 8 + 16, 2, 8
     assert SumTree(100, 8).nbytes == 8 * (nodes + sums + 2 * blocks + alignment)
+
+
+# --- memory handed in -----------------------------------------------------------------------
+
+
+def zeros(doubles: int, offset: int = 0) -> npt.NDArray[np.float64]:
+    """Zeros that begin `offset` bytes behind the beginning of a cache line."""
+    block = np.zeros(8 * doubles + 64 + offset, np.uint8)
+    first = -block.ctypes.data % 64 + offset
+    return block[first : first + 8 * doubles].view(np.float64)
+
+
+def leaves_in(memory: npt.NDArray[np.float64], tree: SumTree) -> npt.NDArray[np.float64]:
+    """The leaves where they lie: the last of the nodes, before running sums and bounds."""
+    inner = (memory.size - 2 * -(-tree.capacity // 64) - padded(tree.capacity, tree.fanout)) // 2
+    return memory[inner : inner + padded(tree.capacity, tree.fanout)]
+
+
+def padded(leaves: int, fanout: int) -> int:
+    return -(-leaves // fanout) * fanout
+
+
+def test_doubles_are_nodes_running_sums_and_bounds() -> None:
+    assert SumTree.doubles(100, 8) == SumTree.doubles(100) == (8 + 16 + 104) + (8 + 16) + 2 * 2
+    assert SumTree.doubles(1, 2) == 2 + 2
+    with pytest.raises(ValueError, match=r"capacity .*0"):
+        SumTree.doubles(0)
+    with pytest.raises(ValueError, match=r"fanout .*3"):
+        SumTree.doubles(1, 3)
+
+
+@pytest.mark.parametrize("fanout", FANOUTS)
+@pytest.mark.parametrize("capacity", [1, 2, 8, 9, 65, 600, 5000])
+def test_a_tree_lies_in_its_memory_and_nowhere_else(capacity: int, fanout: int) -> None:
+    memory = zeros(SumTree.doubles(capacity, fanout))
+    guest, own = SumTree(capacity, fanout, memory=memory), SumTree(capacity, fanout)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        leaves, masses = rng.integers(0, capacity, 50), rng.random(50)
+        guest.update(leaves, masses)
+        own.update(leaves, masses)
+        guest.check()
+    assert guest.masses().tobytes() == own.masses().tobytes()
+    fractions = rng.random(100)
+    assert guest.draw(fractions)[0].tolist() == own.draw(fractions)[0].tolist()
+    assert (guest.largest(), guest.smallest()) == (own.largest(), own.smallest())
+    assert guest.nbytes == memory.nbytes == 8 * SumTree.doubles(capacity, fanout)
+    assert own.nbytes == memory.nbytes + 64
+
+
+@pytest.mark.parametrize("garbage", [0.0, -1.0, 7.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("fanout", FANOUTS)
+@pytest.mark.parametrize("capacity", [1, 2, 8, 9, 65, 127, 600])
+def test_a_rebuilt_tree_is_a_fresh_one_bit_for_bit_whatever_lay_above_its_leaves(
+    capacity: int, fanout: int, garbage: float
+) -> None:
+    """600 leaves lie in 10 blocks of 64, as `leaves_in` counts them."""
+    masses = np.random.default_rng(capacity).random(capacity)
+    masses[::3] = 0.0
+    fresh, torn = zeros(SumTree.doubles(capacity, fanout)), zeros(SumTree.doubles(capacity, fanout))
+    expected = SumTree(capacity, fanout, memory=fresh)
+    expected.update(np.arange(capacity), masses)
+    tree = SumTree(capacity, fanout, memory=torn)
+    torn[:] = garbage
+    leaves_in(torn, tree)[:] = 0.0
+    leaves_in(torn, tree)[:capacity] = masses
+    tree.rebuild()
+    tree.check()
+    assert torn.tobytes() == fresh.tobytes()
+    assert tree.total == expected.total
+
+
+def test_rebuilding_a_whole_tree_changes_nothing() -> None:
+    memory = zeros(SumTree.doubles(1000))
+    tree = SumTree(1000, memory=memory)
+    tree.update(np.arange(1000), np.random.default_rng(0).random(1000))
+    before = memory.tobytes(), tree.total
+    tree.rebuild()
+    assert (memory.tobytes(), tree.total) == before
+
+
+def test_a_second_tree_goes_on_from_the_leaves_of_the_first() -> None:
+    memory = zeros(SumTree.doubles(100))
+    SumTree(100, memory=memory).update([3, 98], [1.0, 2.0])
+    tree = SumTree(100, memory=memory)
+    tree.rebuild()
+    assert (tree.total, tree.largest(), tree.smallest()) == (3.0, 2.0, 1.0)
+    assert tree.find([0.0, 1.0]).tolist() == [3, 98]
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0, -TINY])
+@pytest.mark.parametrize("leaf", [0, 41, 99])
+def test_rebuild_refuses_leaves_that_no_update_wrote(leaf: int, wrong: float) -> None:
+    memory = zeros(SumTree.doubles(100))
+    tree = SumTree(100, memory=memory)
+    leaves_in(memory, tree)[leaf] = wrong
+    before = memory.tobytes()
+    with pytest.raises(ValueError, match=f"masses .*{wrong} at position {leaf}"):
+        tree.rebuild()
+    assert memory.tobytes() == before
+    assert tree.total == 0.0
+
+
+def test_rebuild_refuses_a_mass_behind_the_last_leaf_and_a_total_beyond_float64() -> None:
+    memory = zeros(SumTree.doubles(100))
+    tree = SumTree(100, memory=memory)
+    leaves_in(memory, tree)[100] = 1.0
+    with pytest.raises(ValueError, match="padding"):
+        tree.rebuild()
+    leaves_in(memory, tree)[:] = 0.0
+    leaves_in(memory, tree)[[3, 70]] = HUGE
+    with pytest.raises(ValueError, match="finite total"):
+        tree.rebuild()
+    assert tree.total == 0.0
+
+
+@pytest.mark.parametrize(
+    ("memory", "error", "rule"),
+    [
+        (zeros(155), ValueError, r"shape \(156,\), got \(155,\)"),
+        (zeros(157), ValueError, r"shape \(156,\), got \(157,\)"),
+        (zeros(156).reshape(2, 78), ValueError, r"shape \(156,\), got \(2, 78\)"),
+        (zeros(312)[::2], ValueError, "contiguous, got strides of 16 bytes"),
+        (zeros(156, offset=8), ValueError, "begin at a multiple of 64 bytes"),
+        (np.broadcast_to(0.0, 156), ValueError, "contiguous"),
+        (np.frombuffer(bytes(8 * 156)), ValueError, "must be writable|multiple of 64"),
+        (zeros(156).view(np.int64), TypeError, "float64 array, got dtype.*int64"),
+        (zeros(156).view(">f8"), TypeError, "float64 array, got dtype.*>f8"),
+        ([0.0] * 156, TypeError, "float64 array, got"),
+        (b"", TypeError, "float64 array, got b''"),
+    ],
+)
+def test_memory_that_cannot_hold_the_tree_is_refused(
+    memory: Any, error: type[Exception], rule: str
+) -> None:
+    assert SumTree.doubles(100) == 156
+    with pytest.raises(error, match=rule):
+        SumTree(100, memory=memory)
+
+
+def test_memory_must_be_writable() -> None:
+    memory = zeros(156)
+    memory.flags.writeable = False
+    with pytest.raises(ValueError, match="memory must be writable"):
+        SumTree(100, memory=memory)
+
+
+def test_memory_lives_as_long_as_the_tree() -> None:
+    tree = SumTree(100, memory=zeros(156))
+    tree.update(np.arange(100), np.arange(100.0))
+    gc.collect()
+    tree.check()
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))],
+    ids=["copy", "pickle"],
+)
+def test_copies_of_a_tree_have_memory_of_their_own(
+    duplicate: Callable[[SumTree], SumTree],
+) -> None:
+    memory = zeros(156)
+    tree = SumTree(100, memory=memory)
+    tree.update([5], [2.0])
+    twin = duplicate(tree)
+    tree.update([5], [3.0])
+    assert (twin.total, twin.nbytes) == (2.0, memory.nbytes + 64)
