@@ -102,6 +102,16 @@ def bench_add_n_step(benchmark: BenchmarkFixture, n_step: Played) -> None:
     _race_to_add(benchmark, "add n-step", n_step)
 
 
+def bench_step_n_step(benchmark: BenchmarkFixture, n_step: Played) -> None:
+    """What a training loop asks at every step, so that nobody's sums are left out."""
+
+    def both(add: Call, replay: Replay) -> None:
+        add()
+        replay.sample(256)
+
+    _race_to_add(benchmark, "step n-step", n_step, 256, both)
+
+
 def bench_add_stacks(benchmark: BenchmarkFixture, stacks: Played) -> None:
     _race_to_add(benchmark, "add stacks", stacks)
 
@@ -122,15 +132,21 @@ def _race_to_sample(
     benchmark.extra_info["agrees"] = right
 
 
-def _race_to_add(benchmark: BenchmarkFixture, operation: str, played: Played) -> None:
+def _race_to_add(
+    benchmark: BenchmarkFixture,
+    operation: str,
+    played: Played,
+    batch: int = 1,
+    call: Callable[[Call, Replay], object] = lambda add, replay: add(),
+) -> None:
     """Every buffer gets the steps one after the other, from the first on."""
     coming = {replay.name: _rounds(played.episodes.count) for replay in played.replays}
 
     def adding(replay: Replay, calls: int) -> list[Call]:
-        steps = islice(coming[replay.name], calls)
-        return [replay.adding(played.episodes, step) for step in steps]
+        adds = (replay.adding(played.episodes, i) for i in islice(coming[replay.name], calls))
+        return [partial(call, add, replay) for add in adds]
 
-    _race(benchmark, operation, played, 1, 16, adding, [])
+    _race(benchmark, operation, played, batch, 16, adding, [])
 
 
 def _rounds(steps: int) -> Iterator[int]:

@@ -66,6 +66,8 @@ TITLES = {
     "sample n-step, prioritized": "Columns: sample n-step batches of vectors by priority",
     "sample stacks, uniform": "Columns: sample pairs of stacks of 4 frames of (84, 84) uint8",
     "sample stacks, prioritized": "Columns: sample the same pairs of stacks by priority",
+    "step n-step, uniform": "Columns: add one step of vectors, then sample an n-step batch",
+    "step n-step, prioritized": "Columns: the same step, with priorities",
     "add n-step, uniform": "Columns: add one step of vectors",
     "add n-step, prioritized": "Columns: add one step of vectors, with a priority",
     "add stacks, uniform": "Columns: add one step of frames",
@@ -156,7 +158,9 @@ def _report(
         yield from ("", "### Bytes per transition of stacks", "", *_memory(taken))
     if growth:
         yield from ("", "### ns per draw as the tree grows", "", *_growth(growth))
-    yield from ("", "### Fanouts, µs per call", "", *_fanouts(races))
+    of_trees = [race for race in races if race.operation in ("find", "update")]
+    if of_trees:
+        yield from ("", "### Fanouts, µs per call", "", *_fanouts(of_trees))
     yield from ("", "### Targets", "", *_targets(races), "", "### Wrong answers", "")
     yield from _wrong(races)
     if everything:
@@ -208,10 +212,9 @@ def _growth(races: list[Race]) -> Iterator[str]:
 
 
 def _fanouts(races: list[Race]) -> Iterator[str]:
-    of_trees = [race for race in races if race.operation in ("find", "update")]
-    names = [n for n in of_trees[0].us if n.startswith(OURS)] if of_trees else []
+    names = [n for n in races[0].us if n.startswith(OURS)]
     yield from _header("operation", "capacity", "batch", *names)
-    for race in sorted(of_trees):
+    for race in sorted(races):
         times = (_number(race.us[name]) if name in race.us else "" for name in names)
         yield _row(race.operation, f"{race.capacity:,}", f"{race.batch:,}", *times)
 
