@@ -224,10 +224,10 @@ class TorchRL:
 
     def fill(self, episodes: Episodes) -> None:
         for start, stop in episodes:
-            self.buffer.extend(torchrl_steps(episodes.rows(start, stop)))
+            self.buffer.extend(_torchrl_steps(episodes.rows(start, stop)))
 
     def adding(self, episodes: Episodes, step: int) -> Call:
-        return partial(self.buffer.extend, torchrl_steps(episodes.rows(step, step + 1)))
+        return partial(self.buffer.extend, _torchrl_steps(episodes.rows(step, step + 1)))
 
     def columns(self, sampled: Any) -> Rows:
         after = sampled["next"]
@@ -240,7 +240,7 @@ class TorchRL:
         }
 
 
-def torchrl_steps(rows: Rows) -> TensorDict:
+def _torchrl_steps(rows: Rows) -> TensorDict:
     """In TorchRL's form: what came of a step lies under "next", flags and rewards with an axis."""
     tensors = {name: torch.from_numpy(column) for name, column in rows.items()}
     after = {name: tensors[name][:, None] for name in ("reward", "terminated", "truncated")}

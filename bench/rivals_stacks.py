@@ -1,8 +1,10 @@
 """Who makes stacks of frames, of a step's observation and of the next one.
 
-Kary-replay, Tianshou and cpprb store a frame once; TorchRL stores it as the next one of its step
-too; SB3 stores the stacks that its user makes.  Stacks lie as (4, 84, 84), cpprb's as (84, 84, 4).
-TorchRL's sampler takes whole slices of four steps, and so never the first three of an episode.
+Kary-replay, Tianshou and cpprb store a frame once; SB3 stores the stacks that its user makes.
+Stacks lie as (4, 84, 84), cpprb's as (84, 84, 4).
+
+TorchRL sits out: its CatFrames over slices of four steps took a thousand times as long as the
+others for a batch of 32, and never draws the first three steps of an episode.
 """
 
 from __future__ import annotations
@@ -16,18 +18,12 @@ import tianshou.data as ts
 from episodes import STACK, Episodes, Replay
 from numpy.typing import NDArray
 from rivals import ALPHA, BETA, EPS, Call, Rows, box, only, tianshou_batch
-from rivals_n_step import torchrl_steps
 from stable_baselines3.common.buffers import ReplayBuffer as Sb3ReplayBuffer
-from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage
-from torchrl.data import ReplayBuffer as TorchRLReplayBuffer
-from torchrl.envs import CatFrames
 
 import kary_replay
 from kary_replay import Column, Stored, t
 
 SB3_CAPACITY = 8_000  # 450 MB: it takes eight times the memory of one frame a step
-LARGEST_BATCH = {"TorchRL ReplayBuffer": 32}  # it takes seconds for 256
 
 
 def uniform(capacity: int) -> list[Replay]:
@@ -37,7 +33,6 @@ def uniform(capacity: int) -> list[Replay]:
         Sb3(),
         Tianshou(ts.ReplayBuffer(capacity, **TIANSHOU)),
         Cpprb(cpprb.ReplayBuffer(capacity, **CPPRB)),
-        TorchRL(capacity),
     ]
 
 
@@ -209,38 +204,3 @@ def _cpprb_rows(rows: Rows) -> Rows:
 
 def _stack_last(stacks: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.moveaxis(stacks, 1, -1))
-
-
-class TorchRL:
-    """The transform and the sampler that TorchRL makes for stacks that are not stored."""
-
-    name = "TorchRL ReplayBuffer"
-    prioritized = False
-
-    def __init__(self, capacity: int) -> None:
-        stacks = CatFrames(N=STACK, dim=-3, in_keys=["obs"], out_keys=["stack"], reset_key="_reset")
-        # The sampler looks for episodes once, and again after rows were added.
-        transform, sampler = stacks.make_rb_transform_and_sampler(
-            batch_size=None, end_key=("next", "done"), cache_values=True
-        )
-        storage = LazyTensorStorage(capacity)
-        self.buffer = TorchRLReplayBuffer(storage=storage, sampler=sampler, transform=transform)
-        self.sample = self.buffer.sample
-
-    def fill(self, episodes: Episodes) -> None:
-        for start, stop in episodes:
-            self.buffer.extend(_one_channel(episodes.rows(start, stop)))
-
-    def adding(self, episodes: Episodes, step: int) -> Call:
-        return partial(self.buffer.extend, _one_channel(episodes.rows(step, step + 1)))
-
-    def columns(self, sampled: Any) -> Rows:
-        return {
-            "obs": sampled["stack"].numpy(),
-            "next_obs": sampled["next", "stack"].numpy(),
-            "action": sampled["action"].numpy(),
-        }
-
-
-def _one_channel(rows: Rows) -> TensorDict:
-    return torchrl_steps(rows | {name: rows[name][:, None] for name in ("obs", "next_obs")})
