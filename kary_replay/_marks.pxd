@@ -8,3 +8,4 @@ cdef enum Mark:
     WRITING = 16    # claimed, and its bytes not all there
     DRAWABLE = 32   # a step that is all there, and so is what its windows reach back to
     NEWEST = 64     # the newest row of its lane
+    CUT = 128       # a step whose windows reach back to a row that has been overwritten

@@ -26,7 +26,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
 
 from kary_replay._copy cimport copy
-from kary_replay._marks cimport DRAWABLE, FIRST, LAST, NEWEST, STEP, TERMINATED, WRITING
+from kary_replay._marks cimport CUT, DRAWABLE, FIRST, LAST, NEWEST, STEP, TERMINATED, WRITING
 
 cnp.import_array()
 
@@ -214,9 +214,10 @@ cdef class Ring:
         with nogil:
             atomic_signal_fence(memory_order_seq_cst)
             for i in range(slots.shape[0]):
-                if self.mark[slots[i]] & (STEP | WRITING) == STEP | WRITING:
+                if self.mark[slots[i]] & (STEP | WRITING | CUT) == STEP | WRITING:
                     self.mark[slots[i]] ^= WRITING | DRAWABLE
                     self.n_drawable += 1
+                self.mark[slots[i]] &= ~WRITING
                 if self.observes and not self.mark[self._after(slots[i])] & STEP:
                     self.mark[self._after(slots[i])] &= ~WRITING
 
@@ -253,13 +254,16 @@ cdef class Ring:
                     out[i] -= self.capacity
         return result
 
-    def restore(self, heads, marks, rows):
-        """Takes over the state of another ring: its heads, and its filled slots' marks and rows."""
+    def restore(self, heads, rows):
+        """Takes over another ring's heads and the rows of its filled slots, as yet undrawable."""
+        self.n_drawable, self.marks[:] = 0, 0
         self.heads[:] = heads
-        slots = self.filled_slots()
-        self.marks[:] = 0
-        self.marks[slots], self.rows[slots] = marks, rows
-        self.n_drawable = np.count_nonzero(self.marks & DRAWABLE)
+        self.rows[self.filled_slots()] = rows
+
+    def restore_marks(self, marks):
+        """Marks the filled slots as those of the other ring, so that they may be drawn."""
+        self.marks[self.filled_slots()] = marks
+        self.n_drawable = np.count_nonzero(marks & DRAWABLE)
 
     def recover(self):
         """Makes a ring of memory that outlived its process, perhaps between claim and publish.
@@ -267,14 +271,26 @@ cdef class Ring:
         Steps that were on their way are lost; what they saw stays, for the rows before them.
         No row that comes in joins them.
         """
-        marks = self.marks.reshape(-1, self.lanes)
-        torn = (marks & WRITING) != 0
-        marks[torn] &= 0xff ^ (STEP | WRITING | DRAWABLE)
-        marks &= 0xff ^ NEWEST
-        lanes = np.flatnonzero(self.heads)
-        newest = (self.heads[lanes] - 1) % self.lane_capacity
-        marks[newest, lanes] |= NEWEST | np.where(torn.any(axis=0)[lanes], LAST, 0).astype(np.uint8)
-        self.n_drawable = np.count_nonzero(marks & DRAWABLE)
+        cdef int64_t slot, lane
+        with nogil:
+            for slot in range(self.capacity):
+                if self.mark[slot] & WRITING:
+                    self._mark_newest(slot % self.lanes, LAST)
+            atomic_signal_fence(memory_order_seq_cst)  # whoever dies here finds what was torn
+            self.n_drawable = 0
+            for slot in range(self.capacity):
+                if self.mark[slot] & WRITING:
+                    self.mark[slot] &= ~(STEP | WRITING | DRAWABLE)
+                if self.mark[slot] & NEWEST:
+                    self.mark[slot] &= ~NEWEST
+                self.n_drawable += self.mark[slot] & DRAWABLE != 0
+            for lane in range(self.lanes):
+                self._mark_newest(lane, NEWEST)
+
+    cdef inline void _mark_newest(self, int64_t lane, uint8_t mark) noexcept nogil:
+        """Adds a mark to the newest row of a lane that has rows."""
+        if self.head[lane] > 0:
+            self.mark[self._slot(lane, self.head[lane] - 1)] |= mark
 
     cdef int64_t _claim_step(self, Claim* claim, Py_ssize_t i, int64_t lane) noexcept nogil:
         """Claims what row i needs, and returns its key."""
@@ -351,7 +367,7 @@ cdef class Ring:
                 self.n_drawable -= 1
             if self.mark[slot] & (STEP | WRITING) == STEP | WRITING:
                 claim.whole = False
-            self.mark[slot] &= ~(DRAWABLE | WRITING)
+            self.mark[slot] = self.mark[slot] & ~DRAWABLE | CUT
             slot = self._after(slot)
 
     cdef inline int64_t _slot(self, int64_t lane, int64_t number) noexcept nogil:
@@ -368,7 +384,7 @@ cdef class Ring:
         number, head = key // self.lanes, self.head[key % self.lanes]
         if not head - self.lane_capacity <= number < head:
             return False
-        return self.mark[key % self.capacity] & (mark | STEP) == mark | STEP
+        return self.mark[key % self.capacity] & (mark | STEP | CUT) == mark | STEP
 
     cdef _are_there(self, const int64_t[::1] keys, uint8_t mark):
         cdef Py_ssize_t i

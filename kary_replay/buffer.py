@@ -82,8 +82,14 @@ class ReplayBuffer:
     ) -> None:
         """Allocates the ring and `more`; the settings say what the bytes of both mean."""
         journal = {} if storage == "private" else {"journal": ((Journal.SIZE,), np.uint8)}
-        settings |= {"kind": self._kind, "columns": self._schema.declaration()}
-        self._arena = arena.allocate({**self._layout, **more, **journal}, storage, settings)
+        meaning = {
+            "kind": self._kind,
+            "capacity": self._layout["rows"][0][0],
+            "lanes": len(self._each_lane),
+            **settings,
+            "columns": self._schema.declaration(),
+        }
+        self._arena = arena.allocate({**self._layout, **more, **journal}, storage, meaning)
         self._journal = Journal(self._arena["journal"]) if journal else None
         self._ring = Ring(
             self._arena,
@@ -97,11 +103,15 @@ class ReplayBuffer:
         """Goes on with what a directory holds; a new one gets its first record."""
         record = None
         if self._journal is not None and not self._arena.fresh:
-            self._ring.recover()
+            self._recover()
             record = self._journal.read()
         if record is not None:
             self._restore_settings(record)
         self._record()
+
+    def _recover(self) -> None:
+        """Gives up the rows that were on their way, wherever `add` ended."""
+        self._ring.recover()
 
     @property
     def capacity(self) -> int:
@@ -155,9 +165,14 @@ class ReplayBuffer:
             A column or lane that does not fit its declaration; nothing is changed.
         """
         rows, arrays = self._rows(columns)
-        keys, slots, _, _ = self._ring.claim(self._lanes_of(lanes, rows), arrays)
-        self._ring.write(slots, arrays)
-        self._ring.publish(slots)
+        lane_of_row = self._lanes_of(lanes, rows)
+        try:
+            keys, slots, _, _ = self._ring.claim(lane_of_row, arrays)
+            self._ring.write(slots, arrays)
+            self._ring.publish(slots)
+        except BaseException:  # a signal, or no memory
+            self._recover()
+            raise
         return keys
 
     def _rows(self, columns: dict[str, npt.ArrayLike]) -> tuple[int, list[Array]]:
@@ -231,7 +246,7 @@ class ReplayBuffer:
         """
         state = checkpoint.load(path)
         self._check_fits(state)
-        self._restore(state)
+        self._take_over(state)
         self._record()
 
     def close(self) -> None:
@@ -277,17 +292,22 @@ class ReplayBuffer:
             if here != there:
                 raise ValueError(f"{what} must be that of the file, {there}, got {here}")
 
+    def _take_over(self, state: checkpoint.State) -> None:
+        """Becomes what `state` describes; whoever dies in the middle leaves rows of neither."""
+        self._restore(state)
+        self._ring.restore_marks(state["marks"])
+
     def _restore(self, state: checkpoint.State) -> None:
         self._restore_settings(state)
         rows = state["rows"].view(self._schema.record)
-        self._ring.restore(state["heads"], state["marks"], rows)
+        self._ring.restore(state["heads"], rows)
 
     def __getstate__(self) -> checkpoint.State:
         return {"arguments": self._arguments(), "state": self._state()}
 
     def __setstate__(self, pickled: checkpoint.State) -> None:
         ReplayBuffer.__init__(self, **pickled["arguments"])
-        self._restore(pickled["state"])
+        self._take_over(pickled["state"])
 
     def _arguments(self) -> dict[str, Any]:
         """What makes an empty buffer like this one."""
@@ -354,10 +374,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._stale_updates = 0
         self._resume()
 
-    def _resume(self) -> None:
-        super()._resume()
-        if not self._arena.fresh:
-            self._sampler.recover(self._ring)
+    def _recover(self) -> None:
+        super()._recover()
+        self._sampler.recover(self._ring)
 
     @property
     def alpha(self) -> float:
@@ -410,16 +429,20 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             masses = self._sampler.new_mass()
         else:
             masses = self._sampler.masses(td_errors, rows)
-        keys, slots, retired, whole = self._ring.claim(lane_of_row, arrays)
-        if retired is not None:
-            self._sampler.tree.update(retired, 0.0)
-        self._ring.write(slots, arrays)
-        if whole:
-            self._sampler.tree.update(slots, masses)
-        else:  # later rows replaced earlier ones
-            kept = self._ring.kept(keys)
-            self._sampler.tree.update(slots[kept], np.broadcast_to(masses, rows)[kept])
-        self._ring.publish(slots)
+        try:
+            keys, slots, retired, whole = self._ring.claim(lane_of_row, arrays)
+            if retired is not None:
+                self._sampler.tree.update(retired, 0.0)
+            self._ring.write(slots, arrays)
+            if whole:
+                self._sampler.tree.update(slots, masses)
+            else:  # later rows replaced earlier ones
+                kept = self._ring.kept(keys)
+                self._sampler.tree.update(slots[kept], np.broadcast_to(masses, rows)[kept])
+            self._ring.publish(slots)
+        except BaseException:  # a signal, or no memory
+            self._recover()
+            raise
         return keys
 
     def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:
@@ -505,7 +528,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def __setstate__(self, pickled: checkpoint.State) -> None:
         PrioritizedReplayBuffer.__init__(self, **pickled["arguments"])
-        self._restore(pickled["state"])
+        self._take_over(pickled["state"])
 
     def _arguments(self) -> dict[str, Any]:
         sampler = self._sampler
