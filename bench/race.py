@@ -20,6 +20,7 @@ thread and wait for nothing, so on a quiet machine it is the time on the wall.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
@@ -43,14 +44,14 @@ class Runner(NamedTuple):
 def race(benchmark: BenchmarkFixture, calls: int, ours: Runner, *peers: Runner) -> None:
     """Puts {name: µs per call} into `extra_info["us"]`, ours first; `calls` to a segment."""
     seconds: dict[str, list[float]] = {peer.name: [] for peer in peers}
-    waiting: list[Segment] = []
+    waiting: deque[Segment] = deque()  # in their order: a step follows the one before it
 
     def next_segment() -> tuple[tuple[Segment], dict[str, object]]:
         if not waiting:
             for peer in peers:
                 seconds[peer.name] += map(_timed, _turn(peer, calls))
             waiting.extend(_turn(ours, calls))
-        return (waiting.pop(),), {}
+        return (waiting.popleft(),), {}
 
     benchmark.pedantic(_run, setup=next_segment, rounds=ROUNDS * SEGMENTS)
     figures = {name: median(times) for name, times in seconds.items()}

@@ -1,8 +1,9 @@
 """Turns saved benchmarks into Markdown: python bench/report.py out/bench.json
 
 For each operation, capacity and batch: our time, the fastest peer's, and whether the project's
-target is met.  Then our fanouts, a draw's cost as the tree grows (with a picture beside the
-file), and every wrong answer.  `--all` adds the times of all rivals.
+target is met.  Then what a transition takes of memory, our fanouts, a draw's cost as the tree
+grows (with a picture beside the file), and every wrong answer.  `--all` adds the times of all
+rivals.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 OURS = "kary-replay"
+YARDSTICK = "memory copy"  # what is named so is no peer
+STORES_STACKS = "SB3 ReplayBuffer"
+FEWER_BYTES = 7.5  # times, than what stores stacks
 CHI_SQUARE_LIMIT = 30.0  # three degrees of freedom: p = 1e-6
 
 
@@ -43,7 +47,11 @@ TARGETS = (  # the first that fits a race counts
     Target("add 1", 1.0, against="SB3 ReplayBuffer"),
     Target("add 10", 7.0, against="Tianshou PrioritizedVectorReplayBuffer"),
     Target("sample", 5.0, batch=256),
-    Target("sample images", 1 / 1.3, batch=256, against="memory copy"),
+    Target("sample images", 1 / 1.3, batch=256, against=YARDSTICK),
+    Target("sample n-step, uniform", 5.0, batch=256),
+    Target("sample n-step, prioritized", 5.0, batch=256),
+    Target("sample stacks, uniform", 1 / 1.5, against=YARDSTICK),
+    Target("sample stacks, prioritized", 1 / 1.5, against=YARDSTICK),
 )
 TITLES = {
     "find": "Sum tree: find",
@@ -54,7 +62,20 @@ TITLES = {
     "update priorities": "Whole buffer: update priorities",
     "learn": "Whole buffer: sample, then update priorities",
     "sample images": "Whole buffer: sample pairs of (4, 84, 84) uint8",
+    "sample n-step, uniform": "Columns: sample n-step batches of vectors",
+    "sample n-step, prioritized": "Columns: sample n-step batches of vectors by priority",
+    "sample stacks, uniform": "Columns: sample pairs of stacks of 4 frames of (84, 84) uint8",
+    "sample stacks, prioritized": "Columns: sample the same pairs of stacks by priority",
+    "step n-step, uniform": "Columns: add one step of vectors, then sample an n-step batch",
+    "step n-step, prioritized": "Columns: the same step, with priorities",
+    "add n-step, uniform": "Columns: add one step of vectors",
+    "add n-step, prioritized": "Columns: add one step of vectors, with a priority",
+    "add stacks, uniform": "Columns: add one step of frames",
+    "add stacks, prioritized": "Columns: add one step of frames, with a priority",
 }
+
+
+OPTIONAL = "agrees", "chi_square", "nbytes", "bytes_per_transition"
 
 
 class Race(NamedTuple):
@@ -70,6 +91,7 @@ class Race(NamedTuple):
     agrees: dict[str, float]
     chi_square: dict[str, float]
     nbytes: dict[str, int]
+    bytes_per_transition: dict[str, float]
 
     @property
     def target(self) -> Target | None:
@@ -84,7 +106,7 @@ class Race(NamedTuple):
 
     def fastest(self, without: list[str]) -> str:
         """The fastest peer that is not in a list; ours where there is none."""
-        peers = [n for n in self.us if not n.startswith(OURS) and n not in without]
+        peers = [n for n in self.us if not n.startswith((OURS, YARDSTICK)) and n not in without]
         return min(peers, key=self.us.__getitem__, default=self.ours)
 
     def times(self, name: str) -> float:
@@ -117,7 +139,7 @@ def main() -> None:
 def _race(benchmark: dict[str, Any]) -> Race:
     info = benchmark["extra_info"]
     us = info["us"]
-    optional = [info.get(key, {}) for key in ("agrees", "chi_square", "nbytes")]
+    optional = [info.get(key, {}) for key in OPTIONAL]
     what = info["operation"], info["capacity"], info["batch"]
     left_out = info.get("float32", []), info.get("uniform", [])
     return Race(*what, next(iter(us)), us, *left_out, *optional)
@@ -131,9 +153,14 @@ def _report(
         of_operation = [race for race in races if race.operation == operation]
         if of_operation:
             yield from ("", f"### {title}", "", *_against_peers(of_operation))
+    taken = {name: taken for race in races for name, taken in race.bytes_per_transition.items()}
+    if taken:
+        yield from ("", "### Bytes per transition of stacks", "", *_memory(taken))
     if growth:
         yield from ("", "### ns per draw as the tree grows", "", *_growth(growth))
-    yield from ("", "### Fanouts, µs per call", "", *_fanouts(races))
+    of_trees = [race for race in races if race.operation in ("find", "update")]
+    if of_trees:
+        yield from ("", "### Fanouts, µs per call", "", *_fanouts(of_trees))
     yield from ("", "### Targets", "", *_targets(races), "", "### Wrong answers", "")
     yield from _wrong(races)
     if everything:
@@ -153,15 +180,27 @@ def _where(machine: dict[str, Any]) -> Iterator[str]:
 def _against_peers(races: list[Race]) -> Iterator[str]:
     names = ["capacity", "batch", "kary-replay, µs", "peer, µs", "times faster", "target"]
     mixed = any(race.uniform for race in races)
-    yield from _header(*names, *(["fastest prioritized peer, µs", "times faster"] * mixed))
+    measured = any(race.peer == YARDSTICK for race in races)
+    second = "fastest prioritized peer, µs" if mixed else "fastest peer, µs"
+    yield from _header(*names, *([second, "times faster"] * (mixed or measured)))
     for race in sorted(races):
         cells = [f"{race.capacity:,}", f"{race.batch:,}", _number(race.us[race.ours])]
         cells += [*_compared(race, race.peer), race.verdict]
-        yield _row(*cells, *(_compared(race, race.fastest(without=race.uniform)) * mixed))
+        fastest = _compared(race, race.fastest(without=race.uniform))
+        yield _row(*cells, *(fastest * (mixed or measured)))
 
 
 def _compared(race: Race, peer: str) -> tuple[str, str]:
     return f"{_number(race.us[peer])} ({peer})", f"{race.times(peer):.2f}"
+
+
+def _memory(taken: dict[str, float]) -> Iterator[str]:
+    yield from _header("buffer", "bytes", f"times fewer than {STORES_STACKS}", "target")
+    for name, count in taken.items():
+        fewer = taken[STORES_STACKS] / count
+        verdict = f"{FEWER_BYTES}: {'met' if fewer >= FEWER_BYTES else 'short'}"
+        ours = name.startswith(OURS)
+        yield _row(name, f"{count:,.0f}", f"{fewer:.2f}", verdict if ours else "")
 
 
 def _growth(races: list[Race]) -> Iterator[str]:
@@ -173,10 +212,9 @@ def _growth(races: list[Race]) -> Iterator[str]:
 
 
 def _fanouts(races: list[Race]) -> Iterator[str]:
-    of_trees = [race for race in races if race.operation in ("find", "update")]
-    names = [n for n in of_trees[0].us if n.startswith(OURS)] if of_trees else []
+    names = [n for n in races[0].us if n.startswith(OURS)]
     yield from _header("operation", "capacity", "batch", *names)
-    for race in sorted(of_trees):
+    for race in sorted(races):
         times = (_number(race.us[name]) if name in race.us else "" for name in names)
         yield _row(race.operation, f"{race.capacity:,}", f"{race.batch:,}", *times)
 

@@ -1,4 +1,6 @@
-"""What is measured: kary-replay and what people would otherwise use.  Only this file knows peers.
+"""What is measured: kary-replay and what people would otherwise use.
+
+Only this file and its two companions, rivals_n_step.py and rivals_stacks.py, know peers.
 
 Sum trees all take NumPy arrays; TorchRL's also takes tensors, which is slower by 1 to 5 µs a call.
 cpprb's tree cannot be reached from Python, so cpprb is among the whole buffers alone.
@@ -233,7 +235,7 @@ class KaryReplay:
             self.buffer.update_priorities(keys, td_errors)
 
     def adding(self, rows: Rows) -> Call:
-        return partial(self.buffer.add, **(_only(rows) if self.lanes == 1 else rows))
+        return partial(self.buffer.add, **(only(rows) if self.lanes == 1 else rows))
 
     def update(self, sampled: kary_replay.Batch, td_errors: NDArray[np.float64]) -> object:
         return self.buffer.update_priorities(sampled.keys, td_errors)
@@ -253,7 +255,7 @@ class Sb3:
     def __init__(self, capacity: int, columns: Columns, envs: int = 1) -> None:
         self.name = "SB3 ReplayBuffer" + ("" if envs == 1 else f", {envs} envs")
         self.adds = (envs,)
-        obs, action = (_box(*columns[name]) for name in ("obs", "action"))
+        obs, action = (box(*columns[name]) for name in ("obs", "action"))
         self.buffer = Sb3ReplayBuffer(capacity, obs, action, device="cpu", n_envs=envs)
         self.sample = self.buffer.sample
 
@@ -312,7 +314,7 @@ class Tianshou:
             self.buffer.update_weight(np.arange(len(self.buffer)), td_errors[row_in_slot])
 
     def adding(self, rows: Rows) -> Call:
-        return partial(self.buffer.add, _tianshou_batch(_only(rows)))
+        return partial(self.buffer.add, tianshou_batch(only(rows)))
 
     def update(self, sampled: Any, td_errors: NDArray[np.float64]) -> object:
         self.buffer.update_weight(sampled[1], td_errors)
@@ -344,7 +346,7 @@ class TianshouVector(Tianshou):
         self.prioritize(td_errors)
 
     def adding(self, rows: Rows) -> Call:
-        return partial(self.buffer.add, _tianshou_batch(rows))
+        return partial(self.buffer.add, tianshou_batch(rows))
 
 
 class Cpprb:
@@ -395,13 +397,13 @@ class TorchRL:
         self.sample = self.buffer.sample
 
     def fill(self, rows: Rows, td_errors: NDArray[np.float64]) -> None:
-        self.buffer.extend(_tensordict(rows))
+        self.buffer.extend(tensordict(rows))
         self.buffer.update_priority(torch.arange(len(td_errors)), self.errors(td_errors))
 
     def adding(self, rows: Rows) -> Call:
         if len(rows["reward"]) == 1:
-            return partial(self.buffer.add, _tensordict(rows)[0].clone())
-        return partial(self.buffer.extend, _tensordict(rows))
+            return partial(self.buffer.add, tensordict(rows)[0].clone())
+        return partial(self.buffer.extend, tensordict(rows))
 
     def update(self, sampled: Any, td_errors: torch.Tensor) -> object:
         return self.buffer.update_priority(sampled["index"], td_errors)
@@ -413,17 +415,17 @@ class TorchRL:
         return {name: sampled[name].numpy() for name in self.names}
 
 
-def _only(rows: Rows) -> Rows:
+def only(rows: Rows) -> Rows:
     """The one row, without the leading axis."""
     return {name: column[0] for name, column in rows.items()}
 
 
-def _box(shape: tuple[int, ...], dtype: type) -> gymnasium.spaces.Box:
+def box(shape: tuple[int, ...], dtype: type) -> gymnasium.spaces.Box:
     high = 255 if dtype is np.uint8 else np.inf
     return gymnasium.spaces.Box(-high if dtype is not np.uint8 else 0, high, shape, dtype)
 
 
-def _tianshou_batch(rows: Rows) -> Any:
+def tianshou_batch(rows: Rows) -> Any:
     return ts.Batch(
         obs=rows["obs"],
         act=rows["action"],
@@ -434,6 +436,6 @@ def _tianshou_batch(rows: Rows) -> Any:
     )
 
 
-def _tensordict(rows: Rows) -> TensorDict:
+def tensordict(rows: Rows) -> TensorDict:
     tensors = {name: torch.from_numpy(column) for name, column in rows.items()}
     return TensorDict(tensors, batch_size=[len(rows["reward"])])

@@ -225,15 +225,16 @@ cdef class Ring:
         """Which keys name rows that may be drawn, bool, shape (n,)."""
         return self._are_there(keys, DRAWABLE)
 
-    def drawable(self, const int64_t[::1] slots):
-        """Which slots hold rows that may be drawn, bool, shape (n,)."""
-        result = np.empty(slots.shape[0], np.bool_)
-        cdef uint8_t* out = <uint8_t*>cnp.PyArray_DATA(result)
-        cdef Py_ssize_t i
+    def missed(self, const int64_t[::1] slots):
+        """Where in `slots` those stand whose rows may not be drawn, int64."""
+        cdef Py_ssize_t i, n = 0
+        positions = np.empty(slots.shape[0], np.int64)
+        cdef int64_t* out = int64s(positions)
         with nogil:
             for i in range(slots.shape[0]):
-                out[i] = self.mark[slots[i]] & DRAWABLE != 0
-        return result
+                out[n] = i
+                n += not self.mark[slots[i]] & DRAWABLE
+        return positions[:n]
 
     def keys(self, const int64_t[::1] slots):
         """The key that each slot holds now, int64, shape (n,).  Only for slots that hold a row."""

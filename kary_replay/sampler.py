@@ -66,10 +66,10 @@ class UniformSampler:
         """Draws `size` of the ring's `live` rows with replacement."""
         slots = self._slots(size)
         if live < self._ring.filled:  # observations alone, and steps whose windows are not whole
-            missed = np.flatnonzero(~self._ring.drawable(slots))
+            missed = self._ring.missed(slots)
             while missed.size:
                 slots[missed] = self._slots(missed.size)
-                missed = missed[~self._ring.drawable(slots[missed])]
+                missed = missed[self._ring.missed(slots[missed])]
         return Draw(slots, None, None)
 
     def _slots(self, size: int) -> Int64s:
@@ -214,8 +214,8 @@ class PrioritizedSampler:
         self.tree.rebuild()
         for start in range(0, self.tree.capacity, ROWS_AT_ONCE):
             slots = np.arange(start, min(start + ROWS_AT_ONCE, self.tree.capacity))
-            lost = slots[(self.tree.masses(slots) > 0.0) & ~ring.drawable(slots)]
-            self.tree.update(lost, 0.0)
+            lost = slots[ring.missed(slots)]
+            self.tree.update(lost[self.tree.masses(lost) > 0.0], 0.0)
 
     def draw(self, size: int, live: int) -> Draw:
         """Draws `size` of `live` rows with replacement, and takes one step of beta's schedule.

@@ -129,7 +129,8 @@ def each(steps: Row) -> Iterator[Row]:
 
 def content(buffer: Any) -> dict[int, Row]:
     """Every row that can be drawn, all columns of it, by key."""
-    slots = np.flatnonzero(buffer._ring.drawable(np.arange(buffer.capacity)))
+    every = np.arange(buffer.capacity)
+    slots = np.delete(every, buffer._ring.missed(every))
     columns = buffer._gather.read(slots)
     keys = buffer._ring.keys(slots).tolist()
     return {

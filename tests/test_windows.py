@@ -247,6 +247,25 @@ def test_a_row_whose_stack_is_overwritten_has_mass_0_and_the_others_keep_theirs(
     assert buffer._sampler.tree.masses().tolist() == [9.0, 0.0, 3.0, 8.0]
 
 
+def test_rows_that_are_cut_by_later_ones_of_the_same_call_have_mass_0() -> None:
+    columns = {"frame": ((), np.uint8), **FLAGS, "stack": frame[t - 1 : t + 1]}
+    buffer = PrioritizedReplayBuffer(4, columns, alpha=1.0, eps=0.0, seed=0)
+    no_end = np.zeros(7, np.bool_)
+    buffer.add(frame=range(7), terminated=no_end, truncated=no_end, td_errors=np.arange(1.0, 8.0))
+    assert buffer._sampler.tree.masses().tolist() == [5.0, 6.0, 7.0, 0.0]
+    assert rows(buffer, "stack") == {4: [3, 4], 5: [4, 5], 6: [5, 6]}
+
+
+def test_weights_count_the_rows_that_can_be_drawn() -> None:
+    columns = {"frame": ((), np.uint8), **FLAGS, "stack": frame[t - 2 : t + 1]}
+    buffer = PrioritizedReplayBuffer(5, columns, alpha=0.0, beta=1.0, weight_norm="none", seed=0)
+    for number in range(9):
+        buffer.add(frame=number, **NO_END)
+    batch = buffer.sample(12)
+    assert batch.probabilities.tolist() == [1 / 3] * 12
+    assert batch.weights.tolist() == [1.0] * 12  # (N * probability) ** -1
+
+
 def test_the_largest_priority_does_not_outlive_its_row() -> None:
     columns = {"frame": ((), np.uint8), **FLAGS, "stack": frame[t - 1 : t + 1]}
     buffer = PrioritizedReplayBuffer(3, columns, alpha=1.0, eps=0.0, seed=0)
@@ -459,6 +478,9 @@ def test_a_sequence_of_a_full_ring_stops_at_the_head() -> None:
         4: ([5, 6, 0], [True, True, False]),
         5: ([6, 0, 0], [True, False, False]),
     }
+
+    again = pickle.loads(pickle.dumps(buffer))
+    assert rows(again, "values", "mask") == rows(buffer, "values", "mask")
 
 
 # --- lanes ------------------------------------------------------------------------------------

@@ -171,14 +171,22 @@ class WindowsAgainstEpisodes(RuleBasedStateMachine):
         lanes=st.integers(1, 4),
         more_rows=st.integers(0, 7),
         prioritized=st.booleans(),
+        on_disk=st.booleans(),
     )
     def start(
-        self, declaration: Declaration, lanes: int, more_rows: int, prioritized: bool
+        self,
+        declaration: Declaration,
+        lanes: int,
+        more_rows: int,
+        prioritized: bool,
+        on_disk: bool,
     ) -> None:
         self.declaration = declaration
         self.lanes, self.rows_per_lane = lanes, declaration.smallest_lane() + more_rows
         self.prioritized = prioritized
-        self.buffer = self.empty()
+        self.folder = tempfile.TemporaryDirectory()
+        self.storage = str(Path(self.folder.name) / "rows") if on_disk else "private"
+        self.buffer = self.empty(self.storage)
         self.model = Episodes(
             lanes, self.rows_per_lane, sorted(declaration.observations), declaration.derived
         )
@@ -186,8 +194,8 @@ class WindowsAgainstEpisodes(RuleBasedStateMachine):
         self.masses: dict[int, float] = {}  # of every step ever added
         self.stale = 0
 
-    def empty(self) -> Any:
-        arguments: dict[str, Any] = {"lanes": self.lanes, "seed": 1}
+    def empty(self, storage: str = "private") -> Any:
+        arguments: dict[str, Any] = {"lanes": self.lanes, "seed": 1, "storage": storage}
         if self.prioritized:  # alpha = 1 and eps = 0: masses are the errors, whole numbers
             return PrioritizedReplayBuffer(
                 self.lanes * self.rows_per_lane,
@@ -280,13 +288,23 @@ class WindowsAgainstEpisodes(RuleBasedStateMachine):
         self.stale += len(updates) - len(fresh)
         assert applied == len(fresh)
 
+    @precondition(lambda self: self.storage != "private")
+    @rule()
+    def reopen(self) -> None:
+        self.buffer.close()
+        self.buffer = self.empty(self.storage)
+
     @rule()
     def pickle(self) -> None:
-        self.buffer = pickle.loads(pickle.dumps(self.buffer))
+        self.go_on_with(pickle.loads(pickle.dumps(self.buffer)))
 
     @rule()
     def deepcopy(self) -> None:
-        self.buffer = copy.deepcopy(self.buffer)
+        self.go_on_with(copy.deepcopy(self.buffer))
+
+    def go_on_with(self, other: Any) -> None:
+        self.buffer.close()
+        self.buffer, self.storage = other, "private"
 
     @rule(rows=st.integers(0, 9))
     def save_and_load_into_another(self, rows: int) -> None:
@@ -297,7 +315,7 @@ class WindowsAgainstEpisodes(RuleBasedStateMachine):
         with tempfile.TemporaryDirectory() as folder:
             self.buffer.save(Path(folder) / "buffer")
             other.load(Path(folder) / "buffer")
-        self.buffer = other
+        self.go_on_with(other)
 
     @rule(data=st.data())
     def refused(self, data: st.DataObject) -> None:
@@ -316,6 +334,11 @@ class WindowsAgainstEpisodes(RuleBasedStateMachine):
         with pytest.raises((ValueError, IndexError, TypeError)):
             data.draw(st.sampled_from(calls))()
         assert pickle.dumps(self.buffer) == before
+
+    def teardown(self) -> None:
+        if hasattr(self, "model"):
+            self.buffer.close()
+            self.folder.cleanup()
 
     # What holds.
 
@@ -367,7 +390,7 @@ def assert_same(name: str, got: Array, want: Array) -> None:
     assert np.array_equal(got, want), f"{name}: {got.tolist()} != {want.tolist()}"
 
 
-WindowsAgainstEpisodes.TestCase.settings = settings(max_examples=600, stateful_step_count=20)
+WindowsAgainstEpisodes.TestCase.settings = settings(max_examples=350, stateful_step_count=20)
 TestWindowsAgainstEpisodes = WindowsAgainstEpisodes.TestCase
 
 
