@@ -711,6 +711,8 @@ def test_the_warning_comes_before_anything_is_taken(
     columns = {"x": ((1 << 30,), np.uint8)}  # 100 TB that no system gives
     with pytest.raises(UserWarning, match="more than is free of memory"):
         cls(100_000, columns)
+    with pytest.raises(UserWarning, match="more than is free of memory"):
+        cls(10**14, {"x": ((), np.uint8)})  # and its priorities alone are more
     with pytest.raises(UserWarning, match="more than is free on the disk"):
         cls(1000, {"x": ((4,), np.float32)}, storage=tmp_path / "buffer")
     assert not (tmp_path / "buffer" / "arena.json").exists()
