@@ -268,6 +268,12 @@ def test_gamma_of_a_discount_is_a_number(gamma: Any) -> None:
         declare({"d": gamma**k})
 
 
+@pytest.mark.parametrize("derived", [reward[t : t + k].sum(1e200), 1e200**k])
+def test_powers_of_gamma_beyond_float64_are_refused(derived: Any) -> None:
+    with pytest.raises(ValueError, match=r"column d = .*1e\+200.* float64"):
+        declare({"d": derived})
+
+
 @pytest.mark.parametrize(
     "make",
     [
