@@ -362,6 +362,8 @@ def test_without_columns_of_time_flags_are_columns_like_others() -> None:
         lambda: Stored((), np.uint8, with_next="yes"),
         lambda: Stored((), np.uint8, drawn=0),
         lambda: Stored((), np.uint8, with_next=None),
+        lambda: Stored((), np.longdouble, with_next=True),
+        lambda: Stored((), np.clongdouble, with_next=True),
     ],
 )
 def test_a_wrong_stored_column_is_refused(make: Callable[[], Any]) -> None:
