@@ -266,6 +266,6 @@ def _wrong_names(declared: Mapping[str, Any], given: Mapping[str, Any]) -> str:
 def _wrong_shape(name: str, array: Array, shape: tuple[int, ...], leading: tuple[int, ...]) -> str:
     many = f"({', '.join(['n', *map(str, shape)])})"
     rule = f"column {name!r} must have shape {shape} for one row, {many} for n"
-    if leading and array.shape[1:] == shape:
+    if leading and array.ndim and array.shape[1:] == shape:
         return f"{rule}, with n = {leading[0]} in every column, got n = {array.shape[0]}"
     return f"{rule}, and like the other columns, got {array.shape}"
