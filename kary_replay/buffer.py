@@ -68,8 +68,7 @@ class ReplayBuffer:
         self._resume()
 
     def _declare(self, capacity: int, columns: Columns, lanes: int) -> None:
-        check_count("capacity", capacity)
-        check_count("lanes", lanes)
+        capacity, lanes = check_count("capacity", capacity), check_count("lanes", lanes)
         if capacity % lanes:
             raise ValueError(f"capacity must be a multiple of lanes, got {capacity} and {lanes}")
         self._schema = Schema(columns)
@@ -368,7 +367,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             rng=rng,
         )
         tree = ((SumTree.doubles(capacity, fanout),), np.float64)
-        self._place(storage, {"tree": tree}, alpha=sampler.alpha, fanout=fanout)
+        self._place(storage, {"tree": tree}, alpha=sampler.alpha, fanout=sampler.fanout)
         sampler.move(self._arena["tree"])
         self._sampler = sampler
         self._stale_updates = 0
@@ -537,7 +536,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             "eps": sampler.eps,
             "weight_norm": sampler.weight_norm,
             "stratified": sampler.stratified,
-            "fanout": sampler.tree.fanout,
+            "fanout": sampler.fanout,
         }
 
 

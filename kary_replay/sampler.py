@@ -133,15 +133,15 @@ class PrioritizedSampler:
         self.weight_norm = weight_norm
         self.stratified = stratified
         SumTree.doubles(capacity, fanout)  # refuses what is wrong
-        self._capacity, self._fanout = capacity, fanout
+        self.capacity, self.fanout = int(capacity), int(fanout)
         self.rng = rng
         self.set_beta(beta)
-        self._priority_limit = _priority_limit(self.alpha, capacity)
+        self._priority_limit = _priority_limit(self.alpha, self.capacity)
 
     @cached_property
     def tree(self) -> SumTree:
         """The masses: in memory of its own, unless `move` came first."""
-        return SumTree(self._capacity, self._fanout)
+        return SumTree(self.capacity, self.fanout)
 
     @property
     def beta(self) -> float:
@@ -214,7 +214,7 @@ class PrioritizedSampler:
 
     def move(self, memory: Float64s) -> None:
         """Puts the tree, as long as it is empty, into memory of `SumTree.doubles` numbers."""
-        self.tree = SumTree(self._capacity, self._fanout, memory=memory)
+        self.tree = SumTree(self.capacity, self.fanout, memory=memory)
 
     def recover(self, ring: Ring) -> None:
         """Goes on with the masses in the tree's memory, but those of rows that were lost."""

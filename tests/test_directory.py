@@ -682,6 +682,17 @@ def test_a_word_that_is_no_storage_is_refused(prioritized: bool, storage: str) -
         make(storage, "plain", prioritized)
 
 
+@pytest.mark.filterwarnings("error")
+def test_sizes_may_be_integers_of_numpy(tmp_path: Path, prioritized: bool) -> None:
+    cls: Any = PrioritizedReplayBuffer if prioritized else ReplayBuffer
+    arguments: dict[str, Any] = {"fanout": np.int64(4)} if prioritized else {}
+    small = cls(np.uint8(200), KINDS["plain"], lanes=np.int8(100), **arguments)
+    assert (small.capacity, small.lanes) == (200, 100)
+    for capacity in (np.int64(8), 8):
+        arguments |= {"lanes": np.int32(2), "storage": tmp_path / "buffer"}
+        cls(capacity, KINDS["plain"], **arguments).close()
+
+
 # --- what it needs ------------------------------------------------------------------------------
 
 

@@ -56,6 +56,7 @@ def declare(derived: dict[str, Any], capacity: int = CAPACITY, **arguments: Any)
         {"d": reward[t : t + k].sum(np.float64(1.0))},
         {"d": 0.9**k},
         {"d": 1**k, "e": 0.5 ** Horizon(1)},
+        {"d": frame[t + Horizon(np.uint8(3)) - 5], "e": x[t + Horizon(np.int8(3)) - 1]},
         {"d": np.float32(0.5) ** k, "e": np.float64(0.5) ** k},
         {"d": x[t + 2], "m": x[t + 2].valid()},
     ],
