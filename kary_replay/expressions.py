@@ -111,7 +111,10 @@ class Window:
         return replace(self, padding=padding)
 
     def valid(self) -> Mask:
-        """Which of the times lie in the episode and before the write head: bools."""
+        """Which of the times lie in the episode and before the write head: bools.
+
+        Of a column with_next, that is one time more: of the observation after the last step.
+        """
         return Mask(self)
 
     def sum(self, gamma: float) -> Sum:
