@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kary_replay import Column, ReplayBuffer, Stored, t
+from kary_replay import Column, Columns, ReplayBuffer, Stored, t
 
 FRAME, STACK, CAPACITY, STEPS = (84, 84), 4, 2_000, 3_000
 
 frame = Column("frame")
-COLUMNS = {
+COLUMNS: Columns = {
     "frame": Stored(FRAME, np.uint8, with_next=True, drawn=False),
     "action": ((), np.int64),
     "reward": ((), np.float32),

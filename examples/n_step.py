@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kary_replay import Column, Horizon, ReplayBuffer, Stored, t
+from kary_replay import Column, Columns, Horizon, ReplayBuffer, Stored, t
 
 GAMMA = 0.5
 
 obs, reward, k = Column("obs"), Column("reward"), Horizon(3)
-COLUMNS = {
+COLUMNS: Columns = {
     "obs": Stored((), np.float32, with_next=True),
     "reward": Stored((), np.float32, drawn=False),
     "terminated": Stored((), np.bool_, drawn=False),

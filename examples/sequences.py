@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from kary_replay import Column, PrioritizedReplayBuffer, t
+from kary_replay import Column, Columns, PrioritizedReplayBuffer, t
 
 BURN_IN, UNROLL = 8, 16
 
 obs = Column("obs")
 around = slice(t - BURN_IN, t + UNROLL)
-COLUMNS = {
+COLUMNS: Columns = {
     "obs": ((), np.float32),
     "terminated": ((), np.bool_),
     "truncated": ((), np.bool_),

@@ -4,7 +4,7 @@ try:
     from kary_replay._sum_tree import SumTree
     from kary_replay.batch import Batch
     from kary_replay.buffer import PrioritizedReplayBuffer, ReplayBuffer
-    from kary_replay.columns import Stored
+    from kary_replay.columns import Columns, Stored
     from kary_replay.expressions import Column, Horizon, t
     from kary_replay.sampler import LinearSchedule
 except ModuleNotFoundError as error:
@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
 __all__ = [
     "Batch",
     "Column",
+    "Columns",
     "Horizon",
     "LinearSchedule",
     "PrioritizedReplayBuffer",

@@ -68,8 +68,7 @@ class ReplayBuffer:
         self._resume()
 
     def _declare(self, capacity: int, columns: Columns, lanes: int) -> None:
-        check_count("capacity", capacity)
-        check_count("lanes", lanes)
+        capacity, lanes = check_count("capacity", capacity), check_count("lanes", lanes)
         if capacity % lanes:
             raise ValueError(f"capacity must be a multiple of lanes, got {capacity} and {lanes}")
         self._schema = Schema(columns)
@@ -252,7 +251,8 @@ class ReplayBuffer:
     def close(self) -> None:
         """Ends the use of the buffer, so that its directory can be opened again.
 
-        Whatever is done with it afterwards raises ValueError; a second `close` does nothing.
+        Whatever needs its rows, priorities or generator raises ValueError afterwards; a second
+        `close` does nothing.
         """
         self._arena.close()
         self._ring, self._gather, self._sampler = cast(Any, (_Closed(),) * 3)
@@ -368,7 +368,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             rng=rng,
         )
         tree = ((SumTree.doubles(capacity, fanout),), np.float64)
-        self._place(storage, {"tree": tree}, alpha=sampler.alpha, fanout=fanout)
+        self._place(storage, {"tree": tree}, alpha=sampler.alpha, fanout=sampler.fanout)
         sampler.move(self._arena["tree"])
         self._sampler = sampler
         self._stale_updates = 0
@@ -403,7 +403,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def stale_updates(self) -> int:
-        """Priority updates that came after their rows had been overwritten."""
+        """Priority updates that came when their rows could not be drawn any more."""
         return self._stale_updates
 
     def add(
@@ -457,15 +457,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
         Returns
         -------
-        int : how many were applied.  The rows of the others have been overwritten since; they
-        are counted in `stale_updates`.
+        int : how many were applied.  The rows of the others may not be drawn any more; they are
+        counted in `stale_updates`.
 
         Raises
         ------
         ValueError
             A TD error that is NaN, infinite or too large; shapes that differ.
         IndexError
-            A key that was never handed out.
+            A key that is negative, or of a row that is yet to come.
         """
         given = self._as_keys(keys)
         masses = self._sampler.masses(td_errors, len(given))
@@ -537,7 +537,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             "eps": sampler.eps,
             "weight_norm": sampler.weight_norm,
             "stratified": sampler.stratified,
-            "fanout": sampler.tree.fanout,
+            "fanout": sampler.fanout,
         }
 
 

@@ -17,9 +17,10 @@ def check_number(name: str, value: float) -> float:
     return float(value)
 
 
-def check_count(name: str, value: int) -> None:
-    """TypeError or ValueError unless `value` is an integer >= 1."""
+def check_count(name: str, value: int) -> int:
+    """`value` as Python's int; TypeError or ValueError unless it is an integer >= 1."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be >= 1, got {value}")
+    return int(value)

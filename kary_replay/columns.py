@@ -18,6 +18,7 @@ Plain: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]]
 
 LARGEST_FIELD = 2**31 - 1  # bytes, as NumPy's records have it
 RESERVED = frozenset({"td_errors", "lanes"})  # arguments of `add` beside the columns
+LONG_DOUBLES = "gG"  # real and complex; equal ones may differ in the bytes that pad them
 FLAGS = ("terminated", "truncated")  # of the step that ends an episode
 
 
@@ -71,7 +72,8 @@ class Schema:
         No column that is stored or none that is drawn, a name that `add` needs for itself, a
         size that is not >= 1, or no flags for columns that depend on time.
     TypeError
-        A dtype that is not a plain number, or a declaration that is none of the three.
+        A dtype that is not a plain number, or is a long double of a column with_next; a
+        declaration that is none of the three.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -183,6 +185,11 @@ def _declared(name: str, column: Any) -> Plain | Stored | Expression:
         if not isinstance(getattr(column, flag), bool):
             raise TypeError(f"{flag} of column {name!r} must be a bool, got {column!r}")
     shape, dtype = _plain(name, (column.shape, column.dtype))
+    if column.with_next and dtype.char in LONG_DOUBLES:
+        raise TypeError(
+            f"column {name!r} with_next must have a dtype that can be compared by its bytes, "
+            f"got {dtype}"
+        )
     return replace(column, shape=shape, dtype=dtype)
 
 
@@ -259,6 +266,6 @@ def _wrong_names(declared: Mapping[str, Any], given: Mapping[str, Any]) -> str:
 def _wrong_shape(name: str, array: Array, shape: tuple[int, ...], leading: tuple[int, ...]) -> str:
     many = f"({', '.join(['n', *map(str, shape)])})"
     rule = f"column {name!r} must have shape {shape} for one row, {many} for n"
-    if leading and array.shape[1:] == shape:
+    if leading and array.ndim and array.shape[1:] == shape:
         return f"{rule}, with n = {leading[0]} in every column, got n = {array.shape[0]}"
     return f"{rule}, and like the other columns, got {array.shape}"

@@ -36,7 +36,8 @@ class Horizon:
     __array_ufunc__: ClassVar[None] = None  # or NumPy's floats would take gamma**k for theirs
 
     def __post_init__(self) -> None:
-        check_count("n_steps", self.n_steps)
+        # NumPy's small integers would overflow where times are added up.
+        object.__setattr__(self, "n_steps", check_count("n_steps", self.n_steps))
 
     def __rpow__(self, gamma: float) -> Discount:
         return Discount(check_number("gamma", gamma), self)
@@ -110,7 +111,10 @@ class Window:
         return replace(self, padding=padding)
 
     def valid(self) -> Mask:
-        """Which of the times lie in the episode and before the write head: bools."""
+        """Which of the times lie in the episode and before the write head: bools.
+
+        Of a column with_next, that is one time more: of the observation after the last step.
+        """
         return Mask(self)
 
     def sum(self, gamma: float) -> Sum:

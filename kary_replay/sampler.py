@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -131,10 +132,16 @@ class PrioritizedSampler:
         self.eps = check_number("eps", eps)
         self.weight_norm = weight_norm
         self.stratified = stratified
-        self.tree = SumTree(capacity, fanout)
+        SumTree.doubles(capacity, fanout)  # refuses what is wrong
+        self.capacity, self.fanout = int(capacity), int(fanout)
         self.rng = rng
         self.set_beta(beta)
-        self._priority_limit = _priority_limit(self.alpha, capacity)
+        self._priority_limit = _priority_limit(self.alpha, self.capacity)
+
+    @cached_property
+    def tree(self) -> SumTree:
+        """The masses: in memory of its own, unless `move` came first."""
+        return SumTree(self.capacity, self.fanout)
 
     @property
     def beta(self) -> float:
@@ -207,7 +214,7 @@ class PrioritizedSampler:
 
     def move(self, memory: Float64s) -> None:
         """Puts the tree, as long as it is empty, into memory of `SumTree.doubles` numbers."""
-        self.tree = SumTree(self.tree.capacity, self.tree.fanout, memory=memory)
+        self.tree = SumTree(self.capacity, self.fanout, memory=memory)
 
     def recover(self, ring: Ring) -> None:
         """Goes on with the masses in the tree's memory, but those of rows that were lost."""

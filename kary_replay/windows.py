@@ -58,7 +58,8 @@ def outputs(schema: Schema, lane_rows: int) -> list[Output]:
     """The columns of a batch, of a buffer with `lane_rows` rows in each lane.
 
     Raises ValueError for an expression of an unknown column, of one that cannot be summed, of
-    more rows than a lane has, or of times that an episode may not have and no mask tells apart.
+    more rows than a lane has, of powers of gamma beyond float64, or of times that an episode may
+    not have and no mask tells apart.
     """
     if schema.observed and lane_rows < 2:
         raise ValueError(f"lanes must have 2 rows or more for {schema.observed}, got {lane_rows}")
@@ -71,6 +72,7 @@ def _output(schema: Schema, name: str, lane_rows: int) -> Output:
     expression = schema.derived[name]
     try:
         output = _compiled(name, expression, schema)
+        _check_powers(output)
         rows = output.back + output.steps + bool(schema.observed)  # of what the last step saw
         if rows > lane_rows:
             raise ValueError(f"needs {rows} rows of a lane, which has {lane_rows}")
@@ -95,6 +97,13 @@ def _compiled(name: str, expression: Expression, schema: Schema) -> Output:
     window = _window(name, expression, schema)
     _check_reach(window, expression, schema)
     return window
+
+
+def _check_powers(output: Output) -> None:
+    try:
+        output.gamma**output.n_steps
+    except OverflowError:
+        raise ValueError(f"must have a gamma**{output.n_steps} that float64 can hold") from None
 
 
 def _sum(name: str, expression: Sum, schema: Schema) -> Output:

@@ -224,6 +224,12 @@ def test_wrong_names_and_shapes_are_refused(changes: dict[str, Any], named: str)
     assert pickle.dumps(buffer) == before
 
 
+def test_one_number_among_columns_of_many_is_refused() -> None:
+    buffer = ReplayBuffer(8, {"x": ((), np.int64), "y": ((), np.int64)}, seed=0)
+    with pytest.raises(ValueError, match=r"column 'y' .* like the other columns, got \(\)"):
+        buffer.add(x=[1], y=2)
+
+
 def test_one_row_with_and_without_a_leading_axis_is_the_same() -> None:
     one, many = ReplayBuffer(8, COLUMNS, seed=0), ReplayBuffer(8, COLUMNS, seed=0)
     row: dict[str, Any] = {"obs": [1, 2, 3], "image": [[1, 2], [3, 4]], "reward": 0.5}

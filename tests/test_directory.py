@@ -684,6 +684,17 @@ def test_a_word_that_is_no_storage_is_refused(prioritized: bool, storage: str) -
         make(storage, "plain", prioritized)
 
 
+@pytest.mark.filterwarnings("error")
+def test_sizes_may_be_integers_of_numpy(tmp_path: Path, prioritized: bool) -> None:
+    cls: Any = PrioritizedReplayBuffer if prioritized else ReplayBuffer
+    arguments: dict[str, Any] = {"fanout": np.int64(4)} if prioritized else {}
+    small = cls(np.uint8(200), KINDS["plain"], lanes=np.int8(100), **arguments)
+    assert (small.capacity, small.lanes) == (200, 100)
+    for capacity in (np.int64(8), 8):
+        arguments |= {"lanes": np.int32(2), "storage": tmp_path / "buffer"}
+        cls(capacity, KINDS["plain"], **arguments).close()
+
+
 # --- what it needs ------------------------------------------------------------------------------
 
 
@@ -713,6 +724,8 @@ def test_the_warning_comes_before_anything_is_taken(
     columns = {"x": ((1 << 30,), np.uint8)}  # 100 TB that no system gives
     with pytest.raises(UserWarning, match="more than is free of memory"):
         cls(100_000, columns)
+    with pytest.raises(UserWarning, match="more than is free of memory"):
+        cls(10**14, {"x": ((), np.uint8)})  # and its priorities alone are more
     with pytest.raises(UserWarning, match="more than is free on the disk"):
         cls(1000, {"x": ((4,), np.float32)}, storage=tmp_path / "buffer")
     assert not (tmp_path / "buffer" / "arena.json").exists()

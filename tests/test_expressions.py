@@ -56,6 +56,7 @@ def declare(derived: dict[str, Any], capacity: int = CAPACITY, **arguments: Any)
         {"d": reward[t : t + k].sum(np.float64(1.0))},
         {"d": 0.9**k},
         {"d": 1**k, "e": 0.5 ** Horizon(1)},
+        {"d": frame[t + Horizon(np.uint8(3)) - 5], "e": x[t + Horizon(np.int8(3)) - 1]},
         {"d": np.float32(0.5) ** k, "e": np.float64(0.5) ** k},
         {"d": x[t + 2], "m": x[t + 2].valid()},
     ],
@@ -268,6 +269,12 @@ def test_gamma_of_a_discount_is_a_number(gamma: Any) -> None:
         declare({"d": gamma**k})
 
 
+@pytest.mark.parametrize("derived", [reward[t : t + k].sum(1e200), 1e200**k])
+def test_powers_of_gamma_beyond_float64_are_refused(derived: Any) -> None:
+    with pytest.raises(ValueError, match=r"column d = .*1e\+200.* float64"):
+        declare({"d": derived})
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -356,6 +363,8 @@ def test_without_columns_of_time_flags_are_columns_like_others() -> None:
         lambda: Stored((), np.uint8, with_next="yes"),
         lambda: Stored((), np.uint8, drawn=0),
         lambda: Stored((), np.uint8, with_next=None),
+        lambda: Stored((), np.longdouble, with_next=True),
+        lambda: Stored((), np.clongdouble, with_next=True),
     ],
 )
 def test_a_wrong_stored_column_is_refused(make: Callable[[], Any]) -> None:

@@ -22,7 +22,7 @@ import pytest
 from kary_replay._ring import Ring
 
 ROOT = Path(__file__).parents[1]
-COMPILED = ("_ring", "_sum_tree")
+COMPILED = ("_ring", "_sum_tree", "_windows")
 
 SMOKE = """
 import numpy as np
