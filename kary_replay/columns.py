@@ -32,7 +32,8 @@ class Stored:
         Of one row.
     with_next : bool
         An observation, of which an episode has one more than steps.  `add` takes the one after
-        the step too, as next_<name>; it is stored once, as that of the next step.
+        the step too, as next_<name>; it is stored once, as that of the next step, which must be
+        the same bit for bit.  A step that brings another one begins an episode.
     drawn : bool
         Whether batches have the column itself, or only what is derived from it.
     """

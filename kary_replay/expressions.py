@@ -60,6 +60,8 @@ class Time:
             return replace(self, horizon=later)
         return replace(self, offset=self.offset + _as_offset(later))
 
+    __radd__ = __add__
+
     def __sub__(self, earlier: SupportsIndex) -> Time:
         return replace(self, offset=self.offset - _as_offset(earlier))
 
@@ -154,7 +156,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Discount:
-    """gamma**k; 0 where the last of the k steps terminated."""
+    """gamma**k, float32; 0 where the last of the k steps terminated."""
 
     gamma: float
     horizon: Horizon

@@ -72,6 +72,7 @@ def test_what_is_legal_is_accepted_and_drawn(derived: dict[str, Any]) -> None:
 
 def test_an_expression_reads_as_it_is_written() -> None:
     assert str(frame[t - 3 : t + 1]) == "frame[t-3:t+1]"
+    assert str(frame[-3 + t : 1 + t]) == "frame[t-3:t+1]"
     assert str(frame[t]) == "frame[t]"
     assert str(x[t - 2].pad("edge")) == 'x[t-2].pad("edge")'
     assert str(frame[t + k - 3 : t + k + 1]) == "frame[t+k(3)-3:t+k(3)+1]"
