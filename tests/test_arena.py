@@ -360,6 +360,7 @@ for number in range(10**6):
 """
 
 
+@pytest.mark.deaths
 @posix
 def test_a_killed_creator_leaves_directories_that_open(tmp_path: Path) -> None:
     layout = {"rows": ((10**5,), "f8"), "marks": ((10,), "u1")}

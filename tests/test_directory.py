@@ -393,6 +393,7 @@ def test_whoever_stops_between_two_steps_of_add_leaves_whole_rows(
     assert stops_at > 6
 
 
+@pytest.mark.deaths
 @forks
 @steps_through
 @pytest.mark.parametrize(
@@ -426,6 +427,7 @@ def test_whoever_dies_at_any_instruction_of_add_leaves_whole_rows(
         survivor.close()
 
 
+@pytest.mark.deaths
 @forks
 @steps_through
 @pytest.mark.parametrize("kind", ["steps", "observations"])
@@ -541,6 +543,7 @@ def kill_often(tmp_path: Path, kind: str, prioritized: bool, lanes: int, kills: 
     assert total > 20 * kills
 
 
+@pytest.mark.deaths
 @forks
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_killed_process_leaves_whole_rows(
@@ -549,6 +552,7 @@ def test_a_killed_process_leaves_whole_rows(
     kill_often(tmp_path, kind, prioritized, lanes, kills=6)
 
 
+@pytest.mark.deaths
 @forks
 @pytest.mark.slow
 def test_a_thousand_kills(tmp_path: Path, kind: str, prioritized: bool) -> None:
@@ -660,6 +664,7 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path, prioritized: bool) -> 
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.deaths
 @forks
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """In a child that is not root, who may write everywhere."""
@@ -857,6 +862,7 @@ def test_what_is_loaded_stays(tmp_path: Path, kind: str, prioritized: bool) -> N
     sampled_alike(buffer, saved, 7)
 
 
+@pytest.mark.deaths
 @forks
 @steps_through
 def test_whoever_dies_while_loading_leaves_rows_of_one_or_the_other(tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ while True:
 """
 
 
+@pytest.mark.deaths
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of POSIX")
 def test_a_killed_writer_leaves_its_newest_record_or_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "journal"
