@@ -147,4 +147,4 @@ def test_a_debug_build_checks_bounds():
     layout = Ring.layout(4, 1, np.dtype([("reward", np.float32)]))
     ring = Ring({name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()})
     with pytest.raises(IndexError, match="Out of bounds"):
-        ring.claim(np.array([1]), [np.zeros(1, np.float32)])
+        ring.publish(np.array([4]))
