@@ -18,6 +18,8 @@ import operator
 from dataclasses import dataclass, replace
 from typing import ClassVar, SupportsIndex, TypeAlias
 
+import numpy as np
+
 from kary_replay.checks import check_count, check_number
 
 PADDINGS = ("zeros", "edge")
@@ -169,7 +171,7 @@ Expression: TypeAlias = Window | Mask | Sum | Discount
 
 
 def _as_offset(steps: SupportsIndex) -> int:
-    if isinstance(steps, bool):
+    if isinstance(steps, (bool, np.bool_)):
         raise TypeError(f"times must be moved by whole steps or a Horizon, got {steps!r}")
     try:
         return operator.index(steps)

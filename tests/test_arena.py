@@ -169,7 +169,7 @@ def test_a_directory_is_for_one_at_a_time(tmp_path: Path) -> None:
         directory(tmp_path)
     code = f"from kary_replay.arena import allocate; allocate({{}}, {os.fspath(tmp_path)!r})"
     other = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert "BlockingIOError" in other.stderr
     rows = arena["rows"]
@@ -368,7 +368,7 @@ def test_a_killed_creator_leaves_directories_that_open(tmp_path: Path) -> None:
     for round_ in range(24):
         folder = tmp_path / str(round_)
         command = [sys.executable, "-c", CREATOR, os.fspath(folder)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as creator:
+        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as creator:
             assert creator.stdout is not None
             creator.stdout.readline()
             time.sleep(rng.uniform(0.0, 0.01))
@@ -395,7 +395,9 @@ for number in range(1, 10**9):
 @posix
 def test_what_a_killed_process_wrote_is_there_and_its_lock_is_not(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER, os.fspath(tmp_path)], stdout=subprocess.PIPE
+        [sys.executable, "-c", WRITER, os.fspath(tmp_path)],
+        cwd=tmp_path,  # not where the sources are
+        stdout=subprocess.PIPE,
     ) as writer:
         assert writer.stdout is not None
         writer.stdout.readline()

@@ -178,7 +178,7 @@ def test_a_killed_writer_leaves_its_newest_record_or_the_one_before(tmp_path: Pa
     last = 0
     for _ in range(36):
         command = [sys.executable, "-c", WRITER, os.fspath(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        with subprocess.Popen(command, cwd=path.parent, stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
             first = int(writer.stdout.readline())
             time.sleep(rng.uniform(0.0, 0.02))
