@@ -431,7 +431,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             masses = self._sampler.masses(td_errors, rows)
         try:
             keys, slots, retired, whole = self._ring.claim(lane_of_row, arrays)
-            if retired is not None:
+            # Plain rows get their masses in a moment; but whoever dies before must leave none.
+            if retired is not None and (self._schema.in_time or self._journal is not None):
                 self._sampler.tree.update(retired, 0.0)
             self._ring.write(slots, arrays)
             if whole:
