@@ -4,6 +4,7 @@
 # make lint        ruff, cython-lint, mypy
 # make test-core   NumPy alone, as users of another PYTHON get it: make test-core PYTHON=python3.13
 # make test-debug  the same tests with bounds checks compiled in
+# make test-tsan   what threads do at once, under ThreadSanitizer (GCC, Linux); see tests/tsan.sh
 # make clean       remove what was built; the environments stay, and build again when next used
 #
 # Environments are made by PYTHON (3.11 or newer for Tianshou) and lie in VENV and the like.
@@ -29,7 +30,7 @@ $(1)/bin/python -m pip install --quiet --constraint $(2) $(3)
 touch $(1)/.installed
 endef
 
-.PHONY: test demo bench lint test-core test-debug clean
+.PHONY: test demo bench lint test-core test-debug test-tsan clean
 
 test: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -56,6 +57,9 @@ test-core: $(VENV_CORE)/.installed
 test-debug: export KARY_REPLAY_DEBUG = 1
 test-debug: $(VENV_DEBUG)/.installed
 	$(VENV_DEBUG)/bin/pytest $(ARGS)
+
+test-tsan: $(VENV)/.installed
+	PYTHON=$(VENV)/bin/python tests/tsan.sh $(ARGS)
 
 $(VENV)/.installed: $(BUILD) constraints.txt
 	$(call install,$(VENV),constraints.txt,--editable ".[$(EXTRAS)]")

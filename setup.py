@@ -7,9 +7,12 @@ import numpy as np
 from setuptools import Extension, setup
 
 DEBUG = os.environ.get("KARY_REPLAY_DEBUG") == "1"
+TSAN = os.environ.get("KARY_REPLAY_TSAN") == "1"
 # -O3 unrolls the loops over a family; no -ffast-math (it may reorder the sums and drop
 # NaN checks) and no -march=native (one binary serves every machine of an architecture).
-FLAGS = ["/O2"] if os.name == "nt" else ["-O3", "-g" if DEBUG else "-g0"]
+FLAGS = ["/O2"] if os.name == "nt" else ["-O3", "-g" if DEBUG or TSAN else "-g0", "-pthread"]
+# For tests/tsan.sh. ThreadSanitizer knows no fences; what lies between them is atomic there.
+SANITIZE = ["-fsanitize=thread", "-Wno-tsan"] if TSAN else []
 
 setup(
     ext_modules=[
@@ -18,10 +21,11 @@ setup(
             [f"kary_replay/{name}.pyx"],
             depends=glob("kary_replay/*.h") + glob("kary_replay/*.pxd"),
             include_dirs=["kary_replay", np.get_include()],
-            extra_compile_args=FLAGS,
+            extra_compile_args=FLAGS + SANITIZE,
+            extra_link_args=SANITIZE if os.name == "nt" else ["-pthread", *SANITIZE],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
         )
-        for name in ("_sum_tree", "_ring", "_windows")
+        for name in ("_lock", "_sum_tree", "_parts", "_ring", "_windows")
     ],
     options={
         "build_ext": {

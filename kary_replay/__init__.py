@@ -8,7 +8,9 @@ try:
     from kary_replay.expressions import Column, Horizon, t
     from kary_replay.sampler import LinearSchedule
 except ModuleNotFoundError as error:
-    if error.name not in {f"kary_replay.{name}" for name in ("_ring", "_sum_tree", "_windows")}:
+    if error.name not in {
+        f"kary_replay.{name}" for name in ("_lock", "_parts", "_ring", "_sum_tree", "_windows")
+    }:
         raise
     raise ImportError(
         f"{error.name} is not compiled for this Python in {__path__[0]}: "

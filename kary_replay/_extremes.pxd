@@ -9,6 +9,8 @@ updated since.  Bounds are no part of what the tree says: they may be wide, neve
 
 from libc.stdint cimport int64_t
 
+from kary_replay._atomic cimport load_racing, store_racing
+
 cdef extern from "_family.h" nogil:
     double largest_of "kary_largest"(const double* values, int64_t n)
     double smallest_of "kary_smallest_positive"(const double* values, int64_t n)
@@ -26,9 +28,9 @@ cdef inline void widen(
     double[::1] upper, double[::1] lower, int64_t block, double mass
 ) noexcept nogil:
     if mass > upper[block]:
-        upper[block] = mass
+        store_racing(&upper[block], mass)
     if 0.0 < mass < lower[block]:
-        lower[block] = mass
+        store_racing(&lower[block], mass)
 
 
 cdef inline int64_t block_size(double[::1] leaves, int64_t block, int64_t bits) noexcept nogil:
@@ -36,31 +38,27 @@ cdef inline int64_t block_size(double[::1] leaves, int64_t block, int64_t bits) 
     return min(<int64_t>1 << bits, leaves.shape[0] - (block << bits))
 
 
-cdef inline double largest(double[::1] leaves, double[::1] upper, int64_t bits) noexcept nogil:
-    """The largest leaf; 0 if all are 0."""
-    cdef int64_t block
-    cdef double best, exact
-    while True:
-        best = largest_of(&upper[0], upper.shape[0])
-        block = 0
-        while upper[block] != best:
-            block += 1
-        exact = largest_of(&leaves[block << bits], block_size(leaves, block, bits))
-        if exact == best:
-            return exact
-        upper[block] = exact
+cdef inline int64_t block_of_largest(double[::1] upper) noexcept nogil:
+    """The block with the largest bound, or any if somebody changes them."""
+    cdef int64_t block = 0
+    cdef double best = largest_of(&upper[0], upper.shape[0])
+    while block < upper.shape[0] - 1 and load_racing(&upper[block]) != best:
+        block += 1
+    return block
 
 
-cdef inline double smallest(double[::1] leaves, double[::1] lower, int64_t bits) noexcept nogil:
-    """The smallest leaf > 0; infinity if all are 0."""
-    cdef int64_t block
-    cdef double best, exact
-    while True:
-        best = smallest_of(&lower[0], lower.shape[0])
-        block = 0
-        while lower[block] != best:
-            block += 1
-        exact = smallest_of(&leaves[block << bits], block_size(leaves, block, bits))
-        if exact == best:
-            return exact
-        lower[block] = exact
+cdef inline int64_t block_of_smallest(double[::1] lower) noexcept nogil:
+    """The block with the smallest bound, or any if somebody changes them."""
+    cdef int64_t block = 0
+    cdef double best = smallest_of(&lower[0], lower.shape[0])
+    while block < lower.shape[0] - 1 and load_racing(&lower[block]) != best:
+        block += 1
+    return block
+
+
+cdef inline double largest_in(double[::1] leaves, int64_t block, int64_t bits) noexcept nogil:
+    return largest_of(&leaves[block << bits], block_size(leaves, block, bits))
+
+
+cdef inline double smallest_in(double[::1] leaves, int64_t block, int64_t bits) noexcept nogil:
+    return smallest_of(&leaves[block << bits], block_size(leaves, block, bits))

@@ -1,11 +1,18 @@
-/* The inner loops of the sum tree on one family: the `fanout` children of a node. */
+/* The inner loops of the sum tree on one family: the `fanout` children of a node.
+ *
+ * Others may be storing what they load.
+ */
 #ifndef KARY_REPLAY_FAMILY_H
 #define KARY_REPLAY_FAMILY_H
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__SSE2__) || defined(_M_X64)
+
+#include "_atomic.h"
+
+/* Not under ThreadSanitizer: the plain loops have atomic loads there, see kary_load_racing. */
+#if (defined(__SSE2__) || defined(_M_X64)) && !defined(KARY_TSAN)
 #include <emmintrin.h>
 #define KARY_SSE2 1
 #endif
@@ -66,7 +73,7 @@ static inline int64_t kary_count_at_most(const double *sums, int64_t fanout, dou
     count = _mm_cvtsi128_si64(_mm_add_epi64(counts, _mm_unpackhi_epi64(counts, counts)));
 #else
     for (int64_t k = 0; k < fanout; k++)
-        count += sums[k] <= target;
+        count += kary_load_racing(sums + k) <= target;
 #endif
     return count;
 }
@@ -79,7 +86,7 @@ static inline int64_t kary_leaf_at(const double *masses, int64_t fanout, double 
     int64_t count = 0;
     for (int64_t first = 0; first < fanout; first += width) {
         for (int64_t k = 0; k < width; k++)
-            sums[k] = running += masses[first + k];
+            sums[k] = running += kary_load_racing(masses + first + k);
         count += kary_count_at_most(sums, width, target);
     }
     return count;
@@ -89,8 +96,8 @@ static inline int64_t kary_leaf_at(const double *masses, int64_t fanout, double 
 static inline double kary_sum_before(const double *sums, int64_t fanout, int64_t child)
 {
     uint64_t bits;
-    double sum;
-    memcpy(&bits, sums + ((child - 1) & (fanout - 1)), sizeof bits);
+    double sum = kary_load_racing(sums + ((child - 1) & (fanout - 1)));
+    memcpy(&bits, &sum, sizeof bits);
     bits &= -(uint64_t)(child > 0);
     memcpy(&sum, &bits, sizeof sum);
     return sum;
@@ -106,13 +113,13 @@ static inline double kary_largest(const double *values, int64_t n)
     double a = 0.0, b = 0.0, c = 0.0, d = 0.0;
     int64_t i = 0;
     for (; i + 4 <= n; i += 4) {
-        a = kary_max(values[i], a);
-        b = kary_max(values[i + 1], b);
-        c = kary_max(values[i + 2], c);
-        d = kary_max(values[i + 3], d);
+        a = kary_max(kary_load_racing(values + i), a);
+        b = kary_max(kary_load_racing(values + i + 1), b);
+        c = kary_max(kary_load_racing(values + i + 2), c);
+        d = kary_max(kary_load_racing(values + i + 3), d);
     }
     for (; i < n; i++)
-        a = kary_max(values[i], a);
+        a = kary_max(kary_load_racing(values + i), a);
     return kary_max(kary_max(a, b), kary_max(c, d));
 }
 
@@ -122,11 +129,11 @@ static inline double kary_smallest_positive(const double *values, int64_t n)
     double a = INFINITY, b = INFINITY;
     int64_t i = 0;
     for (; i + 2 <= n; i += 2) {
-        a = kary_min(kary_if_positive(values[i]), a);
-        b = kary_min(kary_if_positive(values[i + 1]), b);
+        a = kary_min(kary_if_positive(kary_load_racing(values + i)), a);
+        b = kary_min(kary_if_positive(kary_load_racing(values + i + 1)), b);
     }
     for (; i < n; i++)
-        a = kary_min(kary_if_positive(values[i]), a);
+        a = kary_min(kary_if_positive(kary_load_racing(values + i)), a);
     return kary_min(a, b);
 }
 

@@ -7,7 +7,12 @@ class SumTree:
     capacity: int
     fanout: int
     def __init__(
-        self, capacity: int, fanout: int = 8, *, memory: npt.NDArray[np.float64] | None = None
+        self,
+        capacity: int,
+        fanout: int = 8,
+        *,
+        memory: npt.NDArray[np.float64] | None = None,
+        fresh: bool = True,
     ) -> None: ...
     @staticmethod
     def doubles(capacity: int, fanout: int = 8) -> int: ...
@@ -27,3 +32,5 @@ class SumTree:
     def smallest(self) -> float: ...
     def check(self) -> None: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
+
+def part_bits(capacity: int, fanout: int) -> int: ...

@@ -18,10 +18,15 @@ import numpy as np
 cimport cython
 from libc.float cimport DBL_EPSILON, DBL_MAX
 from libc.math cimport INFINITY, isfinite
-from libc.stdint cimport INT64_MAX, int64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from kary_replay._extremes cimport block_bits, largest, smallest, widen
+from kary_replay._atomic cimport (
+    compare_and_swap_double, load_double, load_racing, store_double, store_racing
+)
+from kary_replay._extremes cimport (
+    block_bits, block_of_largest, block_of_smallest, largest_in, smallest_in, widen
+)
 
 cdef extern from "_family.h" nogil:
     int64_t CACHE_LINE "KARY_CACHE_LINE"
@@ -33,9 +38,10 @@ cdef extern from "_family.h" nogil:
     int64_t count_at_most "kary_count_at_most"(const double* sums, int64_t fanout, double target)
 
 cdef enum:
-    MAX_LEVELS = 63
-    CHUNK = 32  # targets that go down together: enough to overlap their cache misses
-    AHEAD = 8   # families between a prefetch and its use
+    CHUNK = 32       # targets that go down together: enough to overlap their cache misses
+    AHEAD = 8        # families between a prefetch and its use
+    MOST_PARTS = 64  # each with a lock of its own, where a tree is shared
+    ROOT_LINE = 8    # doubles: the total has a cache line for itself
 
 # Beyond it, the bytes of all nodes could not be counted in an int64.
 cdef int64_t MOST_LEAVES = <int64_t>1 << 56
@@ -63,36 +69,24 @@ cdef class SumTree:
         Children of a node.  8 doubles fill one cache line.
     memory : float64 array of `doubles(capacity, fanout)` elements, or None
         Where all of the tree lies, at the beginning of a cache line; None for memory of its own.
-        Zeros, or else `rebuild` comes before anything: no page of fresh memory is read to see.
+
+    fresh : bool
+        Whether the memory holds zeros; else a tree that somebody made there before.
 
     A tree is for one thread at a time.  `copy.deepcopy` and `pickle` keep every leaf, and make a
     tree with memory of its own.
     """
 
-    cdef readonly int64_t capacity
-    cdef readonly int64_t fanout
-    cdef int64_t fanout_bits
-    cdef int64_t depth                  # number of levels; level depth - 1 is the leaves
-    cdef int64_t start[MAX_LEVELS + 1]  # nodes of level i: start[i] .. start[i + 1] - 1
-    cdef double[::1] mass               # the mass of each node, level by level
-    cdef double[::1] sums               # running sums within each family; inner levels only
-    cdef double[::1] leaves             # the last level of `mass`
-    cdef double[::1] upper, lower       # bounds of each block of leaves, see _extremes.pxd
-    cdef object block                   # the array in which all of these lie
-    cdef int64_t block_bits
-    cdef double root
-
-    def __cinit__(self, capacity, fanout=8, *, memory=None):
+    def __cinit__(self, capacity, fanout=8, *, memory=None, fresh=True):
         capacity, fanout = _checked_sizes(capacity, fanout)
         self.capacity, self.fanout = capacity, fanout
         self.fanout_bits = fanout.bit_length() - 1
-        self.block_bits = block_bits(capacity)
-        self.root = 0.0
         widths = _widths(capacity, fanout)
         self.depth = len(widths)
         for level, width in enumerate(widths):
             self.start[level + 1] = self.start[level] + width
-        cdef int64_t doubles = _doubles(widths, capacity)
+        self.part_level, self.part_bits, self.block_bits = _cuts(widths, capacity, fanout)
+        cdef int64_t doubles = _doubles(widths, capacity, self.block_bits)
         if memory is None:
             self.block = np.zeros(doubles + CACHE_LINE // 8)
             first = -self.block.ctypes.data % CACHE_LINE // 8
@@ -100,17 +94,20 @@ cdef class SumTree:
         else:
             self.block = _checked_memory(memory, doubles)
         self._lay_out(memory)
-        self._forget_bounds()
+        if fresh:
+            self._forget_bounds()
 
     cdef _lay_out(self, memory):
         """Cuts the memory up: all nodes, the running sums of the inner ones, the bounds."""
+        cdef double[::1] total = memory[len(memory) - ROOT_LINE:]
         nodes, inner = self.start[self.depth], self.start[self.depth - 1]
-        blocks = _blocks(self.capacity)
+        blocks = _blocks(self.capacity, self.block_bits)
         self.mass = memory[:nodes]
         self.leaves = memory[inner:nodes]
         self.sums = memory[nodes : nodes + inner]
         self.upper = memory[nodes + inner : nodes + inner + blocks]
-        self.lower = memory[nodes + inner + blocks :]
+        self.lower = memory[nodes + inner + blocks : nodes + inner + 2 * blocks]
+        self.root = &total[0]
 
     cdef _forget_bounds(self):
         """Bounds of leaves that are all 0."""
@@ -121,18 +118,19 @@ cdef class SumTree:
     def doubles(capacity, fanout=8):
         """How many float64 a tree of `capacity` leaves takes: what `memory` must have."""
         capacity, fanout = _checked_sizes(capacity, fanout)
-        return _doubles(_widths(capacity, fanout), capacity)
+        widths = _widths(capacity, fanout)
+        return _doubles(widths, capacity, _cuts(widths, capacity, fanout)[2])
 
     def __reduce__(self):
         return _rebuilt, (self.capacity, self.fanout, self.masses())
 
     def __repr__(self):
-        return f"SumTree(capacity={self.capacity}, fanout={self.fanout}, total={self.root})"
+        return f"SumTree(capacity={self.capacity}, fanout={self.fanout}, total={self.total})"
 
     @property
     def total(self):
         """Sum of all leaves."""
-        return self.root
+        return load_double(self.root)
 
     @property
     def nbytes(self):
@@ -150,14 +148,19 @@ cdef class SumTree:
             A leaf that is NaN, infinite or negative; a total beyond float64; something in the
             padding behind the last leaf.
         """
+        cdef int64_t part, level, node
         _checked_peak(&self.leaves[0], 1, self.capacity)
         if np.asarray(self.leaves[self.capacity:]).any():
             raise ValueError("the padding behind the last leaf must be 0")
-        self._forget_bounds()
         with nogil:
-            self._recompute_all()
-        if not isfinite(self.root):
-            self.root = 0.0
+            for level in range(1, self.depth):
+                for node in range(self.start[level - 1] + self._families(level), self.start[level]):
+                    self.mass[node] = 0.0  # the padding
+            for part in range(((self.capacity - 1) >> self.part_bits) + 1):
+                self.rebuild_part(part)
+            self.climb_top(<uint64_t>-1)
+        if not isfinite(self.root[0]):
+            self.root[0] = 0.0
             raise ValueError("masses must have a finite total, and theirs is beyond float64")
 
     def update(self, leaves, masses):
@@ -215,14 +218,14 @@ cdef class SumTree:
         if getattr(targets, "ndim", None) != 1:
             shape, targets = np.shape(targets), np.ravel(targets)
         cdef const double[::1] flat = _as_doubles("targets", targets)
-        cdef Py_ssize_t bad = _first_outside(flat, self.root)
+        cdef Py_ssize_t bad = _first_outside(flat, self.root[0])
         if bad >= 0:
             raise ValueError(f"targets must be in [0, total), "
-                             f"got {flat[bad]} at position {bad}, total is {self.root}")
+                             f"got {flat[bad]} at position {bad}, total is {self.root[0]}")
         found = np.empty(flat.shape[0], np.int64)
         cdef int64_t[::1] out = found
         with nogil:
-            self._find(flat, 1.0, out)
+            self._find(flat, 1.0, self.root[0], out)
         return found if shape is None else found.reshape(shape)
 
     def draw(self, fractions):
@@ -249,15 +252,16 @@ cdef class SumTree:
         cdef Py_ssize_t bad = _first_outside(flat, ABOVE_ONE)
         if bad >= 0:
             raise ValueError(f"fractions must be in [0, 1], got {flat[bad]} at position {bad}")
-        if self.root <= 0.0:
+        cdef double total = load_double(self.root)
+        if total <= 0.0:
             raise ValueError("cannot draw from a tree whose total is 0")
         found, masses = np.empty(flat.shape[0], np.int64), np.empty(flat.shape[0])
         cdef int64_t[::1] out = found
         cdef double[::1] mass = masses
         with nogil:
-            self._find(flat, self.root, out)
+            self._find(flat, total, total, out)
             _gather(self.leaves, out, mass)
-        return found, masses, self.root
+        return found, masses, total
 
     def masses(self, leaves=None):
         """A copy of the masses of `leaves` (of all in order, if None).  IndexError as `update`."""
@@ -286,16 +290,28 @@ cdef class SumTree:
         return self._range_sum(start, stop)
 
     def largest(self):
-        """The largest mass; 0.0 if all are 0.  O(sqrt(capacity)), see _extremes.pxd."""
-        with nogil:
-            mass = largest(self.leaves, self.upper, self.block_bits)
-        return mass
+        """The largest mass, 0 if all are 0.  O(sqrt(capacity)), see _extremes.pxd."""
+        cdef int64_t block
+        while True:
+            block = block_of_largest(self.upper)
+            mass = largest_in(self.leaves, block, self.block_bits)
+            if mass == load_double(&self.upper[block]):
+                return mass
+            self.tighten(block)
 
     def smallest(self):
         """The smallest mass > 0; infinity if all are 0.  O(sqrt(capacity)), see _extremes.pxd."""
-        with nogil:
-            mass = smallest(self.leaves, self.lower, self.block_bits)
-        return mass
+        cdef int64_t block
+        while True:
+            block = block_of_smallest(self.lower)
+            mass = smallest_in(self.leaves, block, self.block_bits)
+            if mass == load_double(&self.lower[block]):
+                return mass
+            self.tighten(block)
+
+    cdef void tighten(self, int64_t block) noexcept nogil:
+        store_double(&self.upper[block], largest_in(self.leaves, block, self.block_bits))
+        store_double(&self.lower[block], smallest_in(self.leaves, block, self.block_bits))
 
     def check(self):
         """Recompute every invariant, O(capacity).  RuntimeError names the first broken one."""
@@ -315,8 +331,10 @@ cdef class SumTree:
 
     def _check_parents(self, int64_t level, totals):
         if level == 0:
-            if totals[0] != self.root:
-                raise RuntimeError(f"total is {self.root}, but its children add up to {totals[0]}")
+            if totals[0] != self.root[0]:
+                raise RuntimeError(
+                    f"total is {self.root[0]}, but its children add up to {totals[0]}"
+                )
             return
         parents = np.asarray(self.mass)[self.start[level - 1]:self.start[level]]
         if not np.array_equal(parents[:totals.size], totals) or parents[totals.size:].any():
@@ -342,13 +360,13 @@ cdef class SumTree:
         cdef const double[::1] before
         self._check_leaves(leaves)
         cdef double peak = _checked_peak(masses, step, leaves.shape[0])
-        if self.root + leaves.shape[0] * peak <= DBL_MAX / 2:
+        if self.root[0] + leaves.shape[0] * peak <= DBL_MAX / 2:
             self._set(leaves, masses, step)
             return
         # Only enormous masses come here: the total may overflow, so keep the way back open.
         before = self.masses(leaves)
         self._set(leaves, masses, step)
-        if not isfinite(self.root):
+        if not isfinite(self.root[0]):
             self._set(leaves, &before[0], 1)
             raise ValueError("masses must have a finite total, and theirs is beyond float64")
 
@@ -380,7 +398,7 @@ cdef class SumTree:
             self._recompute(families, count, level)
             if level > 1:
                 count = self._parents(families, count, level - 1, families)
-        self.root = self._family_total(0, 0)
+        store_double(self.root, self._family_total(0, 0))
 
     cdef int64_t _parents(
         self, const int64_t* nodes, int64_t count, int64_t level, int64_t* distinct_parents
@@ -409,24 +427,84 @@ cdef class SumTree:
                 prefetch(&mass[here + (families[i + AHEAD] << bits)])
             mass[parents + families[i]] = self._family_total(families[i], level)
 
-    cdef void _recompute_all(self) noexcept nogil:
-        """All inner nodes, the bounds (which are those of zeros) and the root, from the leaves."""
-        cdef double[::1] mass = self.mass
-        cdef double[::1] upper = self.upper
-        cdef double[::1] lower = self.lower
-        cdef int64_t level, family, families
-        cdef Py_ssize_t i
-        for i in range(self.capacity):
-            widen(upper, lower, i >> self.block_bits, self.leaves[i])
-        for level in range(self.depth - 1, 0, -1):
-            families = (self.start[level + 1] - self.start[level]) >> self.fanout_bits
-            for family in range(families):
-                mass[self.start[level - 1] + family] = self._family_total(family, level)
-            for i in range(self.start[level - 1] + families, self.start[level]):
-                mass[i] = 0.0  # the padding
-        self.root = self._family_total(0, 0)
+    cdef void prefetch(self, int64_t leaf) noexcept nogil:
+        """Asks for a leaf and its parent's family; what lies higher is in the caches."""
+        cdef int64_t parent
+        prefetch(&self.leaves[leaf])
+        if self.depth > 1:
+            parent = self.start[self.depth - 2] + (leaf >> self.fanout_bits)
+            prefetch(&self.mass[parent])
+            prefetch(&self.sums[parent])
 
-    cdef inline double _family_total(self, int64_t family, int64_t level) noexcept nogil:
+    cdef void store(self, int64_t leaf, double mass) noexcept nogil:
+        """Sets a leaf; `climb` tells the nodes above."""
+        store_double(&self.leaves[leaf], mass)
+        widen(self.upper, self.lower, leaf >> self.block_bits, mass)
+
+    cdef bint swap(self, int64_t leaf, double before, double mass) noexcept nogil:
+        """`store`, if the leaf has still the mass `before`."""
+        if not compare_and_swap_double(&self.leaves[leaf], before, mass):
+            return False
+        widen(self.upper, self.lower, leaf >> self.block_bits, mass)
+        return True
+
+    cdef void climb(self, int64_t part, int64_t* leaves, int64_t count) noexcept nogil:
+        """Recomputes what lies above `leaves` of one part, and overwrites their list.
+
+        The root of a part is read by whoever climbs to the top, so it never waits as PENDING.
+        """
+        cdef int64_t level
+        for level in range(self.depth - 1, self.part_level + 1, -1):
+            count = self._parents(leaves, count, level, leaves)
+            self._recompute(leaves, count, level)
+        self._sum_up(part)
+
+    cdef void _sum_up(self, int64_t part) noexcept nogil:
+        """Recomputes the root of a part: where there is but one, that of the tree."""
+        if self.part_level < 0:
+            store_double(self.root, self._family_total(0, 0))
+        else:
+            store_double(
+                &self.mass[self.start[self.part_level] + part],
+                self._family_total(part, self.part_level + 1),
+            )
+
+    cdef void climb_top(self, uint64_t parts) noexcept nogil:
+        """Recomputes what lies above the parts of which there is a bit."""
+        cdef int64_t level, family
+        cdef uint64_t parents, one = 1
+        if self.part_level < 0:
+            return
+        for level in range(self.part_level, 0, -1):
+            parents = 0
+            for family in range(self._families(level)):
+                if parts >> (family << self.fanout_bits) & ((one << self.fanout) - 1):
+                    self._recompute_families(level, family, family + 1)
+                    parents |= one << family
+            parts = parents
+        store_double(self.root, self._family_total(0, 0))
+
+    cdef void rebuild_part(self, int64_t part) noexcept nogil:
+        """Recomputes bounds and nodes of a part from its leaves alone."""
+        cdef int64_t level, bits, block, first = part << self.part_bits
+        cdef int64_t end = min(self.capacity, (part + 1) << self.part_bits)
+        for block in range(first >> self.block_bits, ((end - 1) >> self.block_bits) + 1):
+            self.tighten(block)
+        for level in range(self.depth - 1, self.part_level + 1, -1):
+            bits = (level - 1 - self.part_level) * self.fanout_bits
+            self._recompute_families(level, part << bits, (part + 1) << bits)
+        self._sum_up(part)
+
+    cdef int64_t _families(self, int64_t level) noexcept nogil:
+        return (self.start[level + 1] - self.start[level]) >> self.fanout_bits
+
+    cdef void _recompute_families(self, int64_t level, int64_t first, int64_t end) noexcept nogil:
+        """Sets the parents of the families first .. end - 1 of `level`, as many as there are."""
+        cdef int64_t family, parents = self.start[level - 1]
+        for family in range(first, min(end, self._families(level))):
+            self.mass[parents + family] = self._family_total(family, level)
+
+    cdef double _family_total(self, int64_t family, int64_t level) noexcept nogil:
         """Adds up a family, left to right, and rewrites its running sums if it is an inner one."""
         cdef int64_t first = self.start[level] + (family << self.fanout_bits)
         cdef bint inner = level < self.depth - 1
@@ -435,17 +513,18 @@ cdef class SumTree:
         return _add_up(self.mass, self.sums, first, self.fanout, inner)
 
     cdef void _find(
-        self, const double[::1] targets, double scale, int64_t[::1] out
+        self, const double[::1] targets, double scale, double total, int64_t[::1] out
     ) noexcept nogil:
         """Writes to `out` the leaves that hold targets * scale, which is at most the total."""
         # A constant fanout lets the compiler unroll every loop over a family.
         if self.fanout == 8:
-            self._find_by(targets, scale, out, 8)
+            self._find_by(targets, scale, total, out, 8)
         else:
-            self._find_by(targets, scale, out, self.fanout)
+            self._find_by(targets, scale, total, out, self.fanout)
 
-    cdef inline void _find_by(
-        self, const double[::1] targets, double scale, int64_t[::1] out, const int64_t fanout
+    cdef void _find_by(
+        self, const double[::1] targets, double scale, double total, int64_t[::1] out,
+        const int64_t fanout
     ) noexcept nogil:
         """Chunk by chunk; each takes its last step when the next has come as far.
 
@@ -456,7 +535,7 @@ cdef class SumTree:
         cdef double rest[2][CHUNK]
         cdef Py_ssize_t begin = 0, side = 0
         while begin < targets.shape[0]:
-            self._to_families(targets, scale, begin, family[side], rest[side], fanout)
+            self._to_families(targets, scale, total, begin, family[side], rest[side], fanout)
             side = 1 - side
             if begin > 0:
                 self._to_leaves(out, begin - CHUNK, family[side], rest[side], fanout)
@@ -464,19 +543,20 @@ cdef class SumTree:
         if begin > 0:
             self._to_leaves(out, begin - CHUNK, family[1 - side], rest[1 - side], fanout)
 
-    cdef inline void _to_families(
-        self, const double[::1] targets, double scale, Py_ssize_t begin,
+    cdef void _to_families(
+        self, const double[::1] targets, double scale, double total, Py_ssize_t begin,
         int64_t* node, double* rest, const int64_t fanout
     ) noexcept nogil:
         """Takes targets[begin : begin + CHUNK] down to families of leaves, a level at a time.
 
-        `rest` becomes what is left of each target in its family.
+        `rest` becomes what is left of each target in its family.  Sums that somebody is rewriting
+        may point into the padding, below which there is nothing: then it is the last family.
         """
         cdef Py_ssize_t n = min(<Py_ssize_t>CHUNK, targets.shape[0] - begin)
-        cdef double top = below(self.root)
+        cdef double top = below(total)
         cdef const double* here
         cdef const double* next_level
-        cdef int64_t level, last = self.depth - 1
+        cdef int64_t level, last_family, last = self.depth - 1
         cdef Py_ssize_t i
         for i in range(n):
             rest[i] = min(targets[begin + i] * scale, top)
@@ -484,13 +564,17 @@ cdef class SumTree:
         for level in range(last):
             here = &self.sums[self.start[level]]
             next_level = &self.leaves[0]
+            last_family = self._families(level + 1) - 1
             if level + 1 < last:
                 next_level = &self.sums[self.start[level + 1]]
             for i in range(n):
-                node[i] = node[i] * fanout + _child(here + node[i] * fanout, fanout, &rest[i])
+                node[i] = min(
+                    node[i] * fanout + _child(here + node[i] * fanout, fanout, &rest[i]),
+                    last_family,
+                )
                 prefetch_family(next_level + node[i] * fanout, fanout)
 
-    cdef inline void _to_leaves(
+    cdef void _to_leaves(
         self, int64_t[::1] out, Py_ssize_t begin,
         const int64_t* family, const double* rest, const int64_t fanout
     ) noexcept nogil:
@@ -519,6 +603,12 @@ cdef class SumTree:
         return result
 
 
+def part_bits(capacity, fanout):
+    """A part of a tree of `capacity` leaves has 1 << part_bits of them."""
+    capacity, fanout = _checked_sizes(capacity, fanout)
+    return _cuts(_widths(capacity, fanout), capacity, fanout)[1]
+
+
 cdef inline int64_t _child(const double* sums, const int64_t fanout, double* rest) noexcept nogil:
     """The child whose part of [0, sums[fanout - 1]) holds `rest`, which becomes relative to it.
 
@@ -527,8 +617,8 @@ cdef inline int64_t _child(const double* sums, const int64_t fanout, double* res
     """
     cdef int64_t child = count_at_most(sums, fanout, rest[0])
     if child == fanout:
-        rest[0] = below(sums[fanout - 1])
-        child = count_at_most(sums, fanout, rest[0])
+        rest[0] = below(load_racing(&sums[fanout - 1]))
+        child = min(count_at_most(sums, fanout, rest[0]), fanout - 1)
     rest[0] -= sum_before(sums, fanout, child)
     return child
 
@@ -539,7 +629,7 @@ cdef inline int64_t _leaf(const double* masses, const int64_t fanout, double res
     if leaf < fanout:
         return leaf
     for k in range(fanout):
-        if masses[k] > 0.0:
+        if load_racing(&masses[k]) > 0.0:
             last = k
     return last
 
@@ -551,11 +641,11 @@ cdef inline double _add_up(
     cdef int64_t k
     if inner:
         for k in range(first, first + fanout):
-            running += mass[k]
-            sums[k] = running
+            running += load_racing(&mass[k])
+            store_racing(&sums[k], running)
     else:
         for k in range(first, first + fanout):
-            running += mass[k]
+            running += load_racing(&mass[k])
     return running
 
 
@@ -564,7 +654,7 @@ cdef void _gather(
 ) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(leaves.shape[0]):
-        out[i] = masses[leaves[i]]
+        out[i] = load_racing(&masses[leaves[i]])
 
 
 cdef Py_ssize_t _first_beyond(const int64_t[::1] leaves, int64_t capacity) noexcept nogil:
@@ -614,16 +704,29 @@ cdef _widths(capacity, fanout):
     return widths
 
 
-cdef int64_t _blocks(int64_t capacity) noexcept:
-    """Blocks of leaves that have bounds."""
-    return ((capacity - 1) >> block_bits(capacity)) + 1
+cdef _cuts(widths, capacity, fanout):
+    """The level of the parts' roots, the bits of a leaf within its part, and within its block.
+
+    That level is the lowest inner one with at most MOST_PARTS nodes; -1 if there is none.  No
+    block is of two parts.
+    """
+    levels = [level for level in range(len(widths) - 1) if widths[level] <= MOST_PARTS]
+    part_level = max(levels, default=-1)
+    part_bits = (len(widths) - 1 - part_level) * (fanout.bit_length() - 1)
+    return part_level, part_bits, min(part_bits, block_bits(capacity))
 
 
-cdef _doubles(widths, capacity):
-    """Nodes, running sums of the inner ones, two bounds a block."""
+cdef int64_t _blocks(int64_t capacity, int64_t bits) noexcept:
+    """Blocks of 1 << bits leaves, which have bounds."""
+    return ((capacity - 1) >> bits) + 1
+
+
+cdef _doubles(widths, capacity, block_bits):
+    """Nodes, running sums of the inner ones, two bounds a block, and the total."""
     nodes = sum(widths)
     inner = nodes - max(widths)  # there are most leaves
-    return nodes + inner + 2 * _blocks(capacity)
+    doubles = nodes + inner + 2 * _blocks(capacity, block_bits)
+    return doubles + -doubles % ROOT_LINE + ROOT_LINE
 
 
 cdef _checked_memory(memory, doubles):

@@ -8,8 +8,12 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from kary_replay._copy cimport copy
-from kary_replay._marks cimport FIRST, NEWEST, STEP, TERMINATED, WRITING
+from kary_replay._atomic cimport copy_racing as copy
+from kary_replay._atomic cimport fence_acquire, load_acquire
+from kary_replay._parts cimport Parts
+from kary_replay._tags cimport (
+    FIRST, NEWEST, STEP, TERMINATED, WRITING, is_drawable, key_of
+)
 
 cnp.import_array()
 
@@ -40,6 +44,7 @@ cdef struct Output:  # windows.Output
     double* powers   # gamma**j, j = 0 .. n_steps
 
 cdef struct Span:    # how much of an episode lies around a row, as far as any window reaches
+    int64_t slot, key
     int64_t before   # rows before it
     int64_t steps    # steps from it on, itself among them
 
@@ -49,11 +54,11 @@ cdef class Gather:
     """Copies the columns `outputs` (windows.Output) of rows that are drawn from a ring.
 
     It reads the ring's rows and marks, which go on belonging to the ring, and writes nothing.
-    Slots are the caller's to check: only those of rows that may be drawn.
+    Slots are the caller's to check: those of rows, or -1, of which there is nothing.
     """
 
     cdef const uint8_t[:, ::1] memory
-    cdef const uint8_t[::1] marks
+    cdef Parts parts               # the tags
     cdef int64_t capacity
     cdef int64_t lanes             # slots from one row of a lane to the next
     cdef int64_t back, ahead       # how far any output reaches
@@ -62,7 +67,7 @@ cdef class Gather:
     cdef Py_ssize_t n_outputs
     cdef list columns              # (name, shape, dtype) of each output
 
-    def __cinit__(self, ring, list outputs):
+    def __cinit__(self, ring, parts, list outputs):
         self.outputs = <Output*>calloc(len(outputs), sizeof(Output))
         if self.outputs == NULL:
             raise MemoryError(f"no memory for {len(outputs)} outputs")
@@ -74,8 +79,8 @@ cdef class Gather:
             free(self.outputs[o].powers)
         free(self.outputs)
 
-    def __init__(self, ring, list outputs):
-        self.capacity, self.lanes, self.marks = ring.capacity, ring.lanes, ring.marks
+    def __init__(self, ring, Parts parts not None, list outputs):
+        self.capacity, self.lanes, self.parts = ring.capacity, ring.lanes, parts
         self.memory = ring.rows.view(np.uint8).reshape(ring.capacity, -1)
         self.back = max(output.back for output in outputs)
         self.ahead = max(output.ahead for output in outputs)
@@ -102,26 +107,48 @@ cdef class Gather:
                 mine.powers[j] = output.gamma ** j
 
     def read(self, const int64_t[::1] slots):
-        """The columns of the rows in `slots`: {name: new array of shape (n, *output's shape)}."""
-        cdef dict columns = {}
-        cdef Py_ssize_t i, o, n = slots.shape[0]
+        """Copies of the rows in `slots`.
+
+        Returns
+        -------
+        columns : dict of name to new array, shape (n, *output's shape)
+        keys : int64 array, shape (n,), of what was copied
+        missed : int64 array.  Positions in `slots` of which there is nothing in both: rows that
+            may not be drawn, or were overwritten while they were copied; see `again`.
+        """
+        n = slots.shape[0]
+        columns = {name: np.empty((n, *shape), dtype) for name, shape, dtype in self.columns}
+        keys = np.empty(n, np.int64)
+        return columns, keys, self._read(columns, keys, slots, NULL, n)
+
+    def again(self, dict columns, keys, const int64_t[::1] slots, const int64_t[::1] positions):
+        """Reads slots[p] into row p of columns and keys, for p in positions; returns the missed."""
+        return self._read(columns, keys, slots, &positions[0], positions.shape[0])
+
+    cdef _read(
+        self, dict columns, keys, const int64_t[::1] slots, const int64_t* positions, Py_ssize_t n
+    ):
+        """`again`, of all positions if these are NULL."""
+        cdef Py_ssize_t i, o, at, n_missed = 0
+        missed = np.empty(n, np.int64)
+        cdef int64_t* miss = <int64_t*>cnp.PyArray_DATA(missed)
+        cdef int64_t* key = <int64_t*>cnp.PyArray_DATA(keys)
         cdef uint8_t** data = <uint8_t**>malloc(self.n_outputs * sizeof(void*))
         if data == NULL:
             raise MemoryError(f"no memory for {self.n_outputs} addresses")
-        try:
-            for o, (name, shape, dtype) in enumerate(self.columns):
-                columns[name] = array = np.empty((n, *shape), dtype)
-                data[o] = <uint8_t*>cnp.PyArray_DATA(array)
-            with nogil:
-                for i in range(min(<Py_ssize_t>AHEAD, n)):
-                    self._prefetch(slots[i])
-                for i in range(n):
-                    if i + AHEAD < n:
-                        self._prefetch(slots[i + AHEAD])
-                    self._gather(data, i, slots[i])
-        finally:
-            free(data)
-        return columns
+        for o, (name, _, _) in enumerate(self.columns):
+            data[o] = <uint8_t*>cnp.PyArray_DATA(columns[name])
+        with nogil:
+            for i in range(min(<Py_ssize_t>AHEAD, n)):
+                self._prefetch(slots[nth(positions, i)])
+            for i in range(n):
+                if i + AHEAD < n:
+                    self._prefetch(slots[nth(positions, i + AHEAD)])
+                at = nth(positions, i)
+                miss[n_missed] = at
+                n_missed += not self._gather(data, at, slots[at], &key[at])
+        free(data)
+        return missed[:n_missed]
 
     cdef inline int64_t _slot(self, int64_t slot, int64_t steps) noexcept nogil:
         """The slot of the row `steps` after that of `slot` in its lane, |steps| <= rows there."""
@@ -132,46 +159,71 @@ cdef class Gather:
 
     cdef inline void _prefetch(self, int64_t slot) noexcept nogil:
         cdef int64_t step, size = min(self.memory.shape[1], PREFETCH_BYTES)
+        prefetch(<const uint8_t*>&self.parts.tags[slot], 1)
         for step in range(-self.back, self.ahead + 1):
             prefetch(&self.memory[self._slot(slot, step), 0], size)
 
-    cdef inline void _gather(self, uint8_t** data, Py_ssize_t i, int64_t slot) noexcept nogil:
-        cdef Span span
-        cdef const Output* output
-        cdef uint8_t* target
-        cdef Py_ssize_t o
-        if self.spans:
-            span = self._span(slot)
-        for o in range(self.n_outputs):
-            output = &self.outputs[o]
-            target = data[o] + i * output.width
-            if output.kind == FIELD:
-                copy(target, &self.memory[slot, output.offset], output.size)
-            elif output.kind == WINDOW:
-                self._window(output, target, slot, span)
-            elif output.kind == MASK:
-                self._mask(output, target, span)
-            elif output.kind == SUM:
-                self._sum(output, target, slot, span)
-            else:
-                self._discount(output, <float*>target, slot, span)
+    cdef inline bint _gather(
+        self, uint8_t** data, Py_ssize_t i, int64_t slot, int64_t* key
+    ) noexcept nogil:
+        """Copies row i of every output; False if what was copied is not whole.
 
-    cdef inline Span _span(self, int64_t slot) noexcept nogil:
-        cdef Span span = Span(0, 1)
-        cdef int64_t here = slot
-        while span.before < self.back and not self.marks[here] & FIRST:
-            here = self._slot(here, -1)
+        Whoever overwrites a row, or one that its windows reach, changes its tag before.
+        """
+        cdef Span span
+        cdef int64_t tag
+        cdef Py_ssize_t o
+        if slot < 0:
+            return False
+        tag = load_acquire(&self.parts.tags[slot])
+        key[0] = key_of(tag)
+        if not is_drawable(tag, key[0]):
+            return False
+        span = Span(slot, key[0], 0, 1)
+        if self.spans and not self._measure(&span):
+            return False
+        for o in range(self.n_outputs):
+            self._put_out(&self.outputs[o], data[o] + i * self.outputs[o].width, span)
+        fence_acquire()
+        return is_drawable(load_acquire(&self.parts.tags[slot]), key[0])
+
+    cdef inline void _put_out(
+        self, const Output* output, uint8_t* target, Span span
+    ) noexcept nogil:
+        if output.kind == FIELD:
+            copy(target, &self.memory[span.slot, output.offset], output.size)
+        elif output.kind == WINDOW:
+            self._window(output, target, span)
+        elif output.kind == MASK:
+            self._mask(output, target, span)
+        elif output.kind == SUM:
+            self._sum(output, target, span)
+        else:
+            self._discount(output, <float*>target, span)
+
+    cdef inline bint _measure(self, Span* span) noexcept nogil:
+        """False if a row before it is gone: then it may not be drawn, as its tag will say soon."""
+        cdef int64_t slot = span.slot, tag = load_acquire(&self.parts.tags[slot])
+        while span.before < self.back and not tag & FIRST:
+            slot = self._slot(slot, -1)
+            tag = load_acquire(&self.parts.tags[slot])
             span.before += 1
-        here = slot
-        while span.steps <= self.ahead and not self.marks[here] & NEWEST:
-            here = self._slot(here, 1)
-            if self.marks[here] & (FIRST | STEP | WRITING) != STEP:
+            if key_of(tag) != span.key - span.before * self.lanes:
+                return False
+        slot, tag = span.slot, load_acquire(&self.parts.tags[span.slot])
+        while span.steps <= self.ahead and not tag & NEWEST:
+            slot = self._slot(slot, 1)
+            tag = load_acquire(&self.parts.tags[slot])
+            if (
+                tag & (FIRST | STEP | WRITING) != STEP
+                or key_of(tag) != span.key + span.steps * self.lanes
+            ):
                 break
             span.steps += 1
-        return span
+        return True
 
     cdef inline void _window(
-        self, const Output* output, uint8_t* target, int64_t slot, Span span
+        self, const Output* output, uint8_t* target, Span span
     ) noexcept nogil:
         """The rows first .. end - 1 of the episode, and what pads them; counted from the row."""
         cdef int64_t anchor = min(output.n_steps, span.steps)
@@ -180,7 +232,7 @@ cdef class Gather:
         for step in range(anchor + output.start, anchor + output.stop):
             here = min(max(step, first), end - 1)
             if here == step or output.edge:
-                copy(target, &self.memory[self._slot(slot, here), output.offset], output.size)
+                copy(target, &self.memory[self._slot(span.slot, here), output.offset], output.size)
             else:
                 memset(target, 0, output.size)
             target += output.size
@@ -193,7 +245,7 @@ cdef class Gather:
             target += 1
 
     cdef inline void _sum(
-        self, const Output* output, uint8_t* target, int64_t slot, Span span
+        self, const Output* output, uint8_t* target, Span span
     ) noexcept nogil:
         """In double precision, whatever the dtype."""
         cdef int64_t steps = min(output.n_steps, span.steps)
@@ -203,20 +255,33 @@ cdef class Gather:
         for item in range(output.size // itemsize):
             total = 0.0
             for step in range(steps):
-                source = &self.memory[self._slot(slot, step), output.offset + item * itemsize]
-                total += output.powers[step] * (
-                    (<const double*>source)[0] if output.doubles else (<const float*>source)[0]
-                )
+                source = &self.memory[self._slot(span.slot, step), output.offset + item * itemsize]
+                total += output.powers[step] * _number(source, output.doubles)
             if output.doubles:
                 (<double*>target)[item] = total
             else:
                 (<float*>target)[item] = <float>total
 
     cdef inline void _discount(
-        self, const Output* output, float* target, int64_t slot, Span span
+        self, const Output* output, float* target, Span span
     ) noexcept nogil:
         cdef int64_t steps = min(output.n_steps, span.steps)
-        if self.marks[self._slot(slot, steps - 1)] & TERMINATED:
+        if load_acquire(&self.parts.tags[self._slot(span.slot, steps - 1)]) & TERMINATED:
             target[0] = 0.0
         else:
             target[0] = <float>output.powers[steps]
+
+
+cdef inline Py_ssize_t nth(const int64_t* positions, Py_ssize_t i) noexcept nogil:
+    return i if positions == NULL else positions[i]
+
+
+cdef inline double _number(const uint8_t* source, bint is_double) noexcept nogil:
+    """A float64 or a float32, which somebody may be overwriting."""
+    cdef double number
+    cdef float single
+    if is_double:
+        copy(<uint8_t*>&number, source, sizeof(double))
+        return number
+    copy(<uint8_t*>&single, source, sizeof(float))
+    return single

@@ -3,7 +3,8 @@
     layout       name -> (shape, dtype); each array begins at a multiple of 64 bytes
     block        all of them, in the order of the layout; zeros at first
 
-Memory of the process is its own and goes with it.  A directory outlives it:
+Private memory is the process's own and goes with it.  Shared memory is that of its children too,
+and goes with the last of them.  A directory outlives them all:
 
     block        a file of the size of the block, mapped into memory
     arena.json   format, layout, and what the block is to its owner; written last and at once, so
@@ -26,11 +27,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kary_replay import _room
+from kary_replay import _room, shared
 
 Array: TypeAlias = npt.NDArray[Any]
 Layout: TypeAlias = Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
 Json: TypeAlias = dict[str, Any]
+Storage: TypeAlias = "str | os.PathLike[str] | Arena"
 
 CACHE_LINE = 64
 FORMAT = "kary-replay arena 1"
@@ -42,19 +44,25 @@ class Arena:
 
     Attributes
     ----------
-    fresh : bool.  Whether all bytes are 0; if not, they are those of an earlier process.
+    fresh : bool.  Whether all bytes are 0; if not, they are those of another process.
     nbytes : int.  Bytes of the block, with what aligns it.
 
     Made by `allocate`.
     """
 
     def __init__(
-        self, layout: Layout, block: Array, *, fresh: bool = True, lock: _Lock | None = None
+        self,
+        layout: Layout,
+        block: Array,
+        *,
+        fresh: bool = True,
+        holder: _Lock | shared.Memory | None = None,
     ) -> None:
         offsets, size = _offsets(layout)
         self.fresh = fresh
         self.nbytes = block.nbytes
-        self._lock = lock
+        self._layout = layout
+        self._holder = holder
         first = -block.ctypes.data % CACHE_LINE
         block = block[first : first + size]
         self._arrays: dict[str, Array] = {
@@ -65,55 +73,88 @@ class Arena:
     def __getitem__(self, name: str) -> Array:
         return self._arrays[name]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether child processes have the memory itself, and not a copy."""
+        return isinstance(self._holder, shared.Memory)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether forked children have the memory itself, and not a copy."""
+        return self._holder is not None
+
+    @property
+    def is_being_handed_over(self) -> bool:
+        """Whether pickling gives the memory to a child that this thread is starting just now."""
+        return self.is_shared and shared.is_starting_a_child()
+
     def close(self) -> None:
         """Lets others open the directory; nobody may write to the arrays any more.
 
-        The memory goes with the last of them.  Without `close`, so does the directory's lock.
+        The memory goes with the last of them, in this process and all that share it.  Without
+        `close`, so does the directory's lock.
         """
         self._arrays = {}
-        if self._lock is not None:
-            self._lock.release()
+        if self._holder is not None:
+            self._holder.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self.is_being_handed_over:
+            raise TypeError("an arena can be pickled only for a child process that shares it")
+        return _attach, (self._layout, self._holder)
 
 
 def allocate(
     layout: Layout,
-    storage: str | os.PathLike[str] = "private",
+    storage: Storage = "private",
     description: Mapping[str, Any] | None = None,
 ) -> Arena:
     """A new arena, or the one that a directory holds.
 
     Warns, before anything is allocated, if the bytes are more than what is free: of memory, or
     on the disk.  A directory's space is reserved where it suffices, so that a disk which fills
-    up later is no error here.
+    up later is no error here.  Shared memory is all taken at once, or refused.
 
     Parameters
     ----------
     layout : mapping of name to (shape, dtype).  An order of its own, which a directory keeps.
-    storage : "private", or a directory: a path, or a string with a separator in it
+    storage : "private", "shared", or a directory: a path, or a string with a separator in it
+        Or an arena that was handed over to this process: then it is that one.
     description : mapping of what JSON can hold
         What the arrays mean to the caller.  A directory gives them back to the same only.
 
     Raises
     ------
     ValueError, TypeError
-        A storage that is neither.
+        A storage that is none of these.
+    MemoryError
+        Shared memory of more bytes than are free.
     ValueError
         A directory of another format, description or layout, or whose block is cut off.
-        Nothing in it is changed.
+        Nothing in it is changed.  An arena of another layout.
     BlockingIOError
         A directory that is open already, in this process or another.
     OSError
         A directory that cannot be written.
     """
-    if isinstance(storage, os.PathLike) or (isinstance(storage, str) and os.sep in storage):
+    if isinstance(storage, Arena):
+        return _handed_over(layout, storage)
+    if is_directory(storage):
         return _directory(Path(storage), layout, description or {})
     if storage == "private":
         return _private(layout)
+    if storage == "shared":
+        return _shared(layout)
     error = ValueError if isinstance(storage, str) else TypeError
     raise error(
-        f"storage must be 'private', or a directory (a Path, or a string with {os.sep!r} in it), "
-        f"got {storage!r}"
+        f"storage must be 'private', 'shared', or a directory (a Path, or a string with "
+        f"{os.sep!r} in it), got {storage!r}"
     )
+
+
+def is_directory(storage: object) -> bool:
+    """Whether `storage` names a directory, and what lies there outlives the process."""
+    return isinstance(storage, os.PathLike) or (isinstance(storage, str) and os.sep in storage)
 
 
 def _private(layout: Layout) -> Arena:
@@ -121,6 +162,22 @@ def _private(layout: Layout) -> Arena:
     size += CACHE_LINE
     _warn_if_more(size, _room.memory_left(), "of memory")
     return Arena(layout, np.zeros(size, np.uint8))
+
+
+def _shared(layout: Layout) -> Arena:
+    memory = shared.create(_offsets(layout)[1])
+    return Arena(layout, memory.block(), holder=memory)
+
+
+def _attach(layout: Layout, memory: shared.Memory) -> Arena:
+    """The arena that another process handed over."""
+    return Arena(layout, memory.block(), fresh=False, holder=memory)
+
+
+def _handed_over(layout: Layout, arena: Arena) -> Arena:
+    if dict(layout) != dict(arena._layout):
+        raise ValueError(f"layout must be that of the arena, {arena._layout}, got {layout}")
+    return arena
 
 
 def _directory(path: Path, layout: Layout, description: Mapping[str, Any]) -> Arena:
@@ -139,7 +196,7 @@ def _directory(path: Path, layout: Layout, description: Mapping[str, Any]) -> Ar
         lock.release()
         raise
     _advise(mapping, layout)
-    return Arena(layout, np.frombuffer(mapping, np.uint8), fresh=fresh, lock=lock)
+    return Arena(layout, np.frombuffer(mapping, np.uint8), fresh=fresh, holder=lock)
 
 
 class _Lock:

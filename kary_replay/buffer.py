@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from kary_replay import arena, checkpoint
+from kary_replay import arena, checkpoint, streams
+from kary_replay._parts import Parts
 from kary_replay._ring import Ring
 from kary_replay._sum_tree import SumTree
 from kary_replay._windows import Gather
@@ -27,6 +29,8 @@ from kary_replay.sampler import (
 )
 from kary_replay.windows import outputs
 
+PATIENCE = 8  # looks for rows that may be drawn, before the dead are looked for
+
 
 class ReplayBuffer:
     """A ring of transitions that are drawn uniformly, with replacement.
@@ -38,15 +42,23 @@ class ReplayBuffer:
     columns : mapping of name to (shape of one row, dtype), Stored, or an expression of time
     lanes : int >= 1
         Streams of transitions, one for each environment, that overwrite only their own rows.
-    storage : "private", or a directory
-        Memory of this process, or memory-mapped files, which outlive it: a buffer made with the
-        same arguments goes on with what the directory holds, its own seed aside.  A directory is
-        a Path, or a string with a separator in it; one buffer at a time has it open.
+    storage : "private", "shared", or a directory
+        Memory of this process, or memory that its child processes have too, or memory-mapped
+        files, which outlive it: a buffer made with the same arguments goes on with what the
+        directory holds, its own seed aside.  A directory is a Path, or a string with a separator
+        in it; one buffer at a time has it open.
     seed : int, numpy.random.Generator or None
         Of the draws.  A generator that is handed in is used, not copied.
 
-    The buffer is for one thread at a time.  It can be pickled and deep-copied, generator
-    included.  ValueError or TypeError names an argument that is wrong.
+    Threads may use the buffer at once.  It can be pickled and deep-copied, generator included, as
+    it can be saved.  ValueError or TypeError names an argument that is wrong; MemoryError says
+    that shared memory is more than what is free.
+
+    A shared buffer among the arguments of a `multiprocessing.Process`, and any that a forked
+    child finds, is the buffer itself and no copy; one in a directory is so to forked children
+    alone.  It draws there from a generator of its own, which the seed determines too.  Closing
+    it, in any process, takes it from no other; the memory goes with the last of them.  Pickled
+    elsewhere, it is copied like others, into a private one.
     """
 
     _kind: ClassVar[str] = "uniform"
@@ -63,7 +75,7 @@ class ReplayBuffer:
     ) -> None:
         rng = generator(seed)
         self._declare(capacity, columns, lanes)
-        self._place(storage, {})
+        self._place(storage)
         self._sampler = UniformSampler(self._ring, rng)
         self._resume()
 
@@ -73,44 +85,54 @@ class ReplayBuffer:
             raise ValueError(f"capacity must be a multiple of lanes, got {capacity} and {lanes}")
         self._schema = Schema(columns)
         self._outputs = outputs(self._schema, capacity // lanes)
-        self._layout = Ring.layout(capacity, lanes, self._schema.record)
+        ring = Ring.layout(capacity, lanes, self._schema.record)
+        self._layout = Parts.layout(capacity) | ring
         self._each_lane = np.arange(lanes)
 
     def _place(
-        self, storage: str | os.PathLike[str], more: arena.Layout, /, **settings: Any
+        self, storage: str | os.PathLike[str], fanout: int | None = None, /, **settings: Any
     ) -> None:
-        """Allocates the ring and `more`; the settings say what the bytes of both mean."""
-        journal = {} if storage == "private" else {"journal": ((Journal.SIZE,), np.uint8)}
+        """Allocates ring and tree, if it has a fanout; the settings say what their bytes mean."""
+        capacity = self._layout["tags"][0][0]
+        journal = {"journal": ((Journal.SIZE,), np.uint8)} if arena.is_directory(storage) else {}
+        tree = {}
+        if fanout is not None:
+            leaves = Parts.leaves(capacity, fanout)
+            tree = {"tree": ((SumTree.doubles(leaves, fanout),), np.float64)}
         meaning = {
             "kind": self._kind,
-            "capacity": self._layout["rows"][0][0],
+            "capacity": capacity,
             "lanes": len(self._each_lane),
             **settings,
             "columns": self._schema.declaration(),
         }
-        self._arena = arena.allocate({**self._layout, **more, **journal}, storage, meaning)
+        self._arena = arena.allocate({**self._layout, **tree, **journal}, storage, meaning)
         self._journal = Journal(self._arena["journal"]) if journal else None
+        grown = None
+        if fanout is not None:
+            memory, fresh = self._arena["tree"], self._arena.fresh
+            grown = SumTree(leaves, fanout, memory=memory, fresh=fresh)
+        self._parts = Parts(self._arena, grown, is_shared=self._arena.is_inherited)
         self._ring = Ring(
             self._arena,
+            self._parts,
             in_time=self._schema.in_time,
             observed=self._schema.observed,
             back=max(output.back for output in self._outputs),
         )
-        self._gather = Gather(self._ring, self._outputs)
+        self._gather = Gather(self._ring, self._parts, self._outputs)
+        self._lineage = streams.Lineage()
 
     def _resume(self) -> None:
         """Goes on with what a directory holds; a new one gets its first record."""
         record = None
         if self._journal is not None and not self._arena.fresh:
-            self._recover()
+            self._arena["participants"][:] = 0  # they had it open before, in this process or others
+            self._ring.recover()
             record = self._journal.read()
         if record is not None:
             self._restore_settings(record)
         self._record()
-
-    def _recover(self) -> None:
-        """Gives up the rows that were on their way, wherever `add` ended."""
-        self._ring.recover()
 
     @property
     def capacity(self) -> int:
@@ -164,15 +186,7 @@ class ReplayBuffer:
             A column or lane that does not fit its declaration; nothing is changed.
         """
         rows, arrays = self._rows(columns)
-        lane_of_row = self._lanes_of(lanes, rows)
-        try:
-            keys, slots, _, _ = self._ring.claim(lane_of_row, arrays)
-            self._ring.write(slots, arrays)
-            self._ring.publish(slots)
-        except BaseException:  # a signal, or no memory
-            self._recover()
-            raise
-        return keys
+        return self._ring.insert(self._lanes_of(lanes, rows), arrays, 0.0)
 
     def _rows(self, columns: dict[str, npt.ArrayLike]) -> tuple[int, list[Array]]:
         """The number of rows in `columns`, and their arrays as the ring takes them."""
@@ -209,12 +223,45 @@ class ReplayBuffer:
         Raises ValueError if the buffer is empty or `batch_size` is not >= 1.
         """
         check_count("batch_size", batch_size)
-        live = len(self._ring)
-        if live == 0:
-            raise ValueError("cannot sample from an empty buffer")
-        draw = self._sampler.draw(batch_size, live)
+        live = self._live_rows()
+        self._own_generator()
+        found = self._sampler.find(batch_size)
+        columns, keys, missed = self._gather.read(found.slots)
+        rounds = 0
+        while missed.size:  # observations alone, rows whose windows are not whole, or overwritten
+            rounds += 1
+            if rounds % PATIENCE == 0:  # somebody died, perhaps, before the sums were right
+                self._parts.settle()
+            live = self._live_rows()
+            self._sampler.find_again(found, missed)
+            missed = self._gather.again(columns, keys, found.slots, missed)
+        draw = self._sampler.finish(found, live)
         self._record()
-        return Batch(self._gather.read(draw.slots), self._ring.keys(draw.slots), draw)
+        return Batch(columns, keys, draw)
+
+    def _live_rows(self) -> int:
+        """How many rows may be drawn; waits while all of them are being replaced."""
+        vain = 0
+        while vain < PATIENCE:
+            live = len(self._ring)
+            if live > 0 and self._sampler.has_mass:
+                return live
+            if self._ring.filled == 0:
+                break
+            if not self._parts.settle():  # or the last one was cut for a row that is yet to come
+                vain += 1
+                time.sleep(0.001)
+        if live > 0:
+            raise ValueError("cannot draw where no row has a mass > 0")
+        raise ValueError("cannot sample from an empty buffer")
+
+    def _own_generator(self) -> np.random.Generator:
+        """The sampler's generator: in each forked child one of its own.
+
+        Of its parent's another thread may have had the lock, which nobody releases in the child.
+        """
+        self._sampler.rng = self._lineage.of_this_process(self._sampler.rng)
+        return self._sampler.rng
 
     def view(self, name: str) -> Array:
         """The stored column itself, by slot, shape (capacity, *shape of one row).
@@ -230,12 +277,14 @@ class ReplayBuffer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that `load` brings back: only rows that are filled.
 
-        An older file at `path` is replaced when the new one is complete, and not before.
+        Others may go on adding: then it is the buffer of this moment, without the rows that made
+        room while they were written.  An older file at `path` is replaced when the new one is
+        complete, and not before.
         """
         checkpoint.save(path, self._state())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replaces the content of the buffer by that of a file.
+        """Replaces the content of the buffer by that of a file, while nobody else uses it.
 
         Rows, keys, write positions and the generator's state come back, so that the next
         draws are those that the saved buffer would have made.
@@ -254,32 +303,31 @@ class ReplayBuffer:
         Whatever needs its rows, priorities or generator raises ValueError afterwards; a second
         `close` does nothing.
         """
+        if isinstance(self._ring, _Closed):
+            return
+        # A thread that is still adding keeps the parts, and with them its rows from others.
+        self._ring, self._parts, self._gather, self._sampler = cast(Any, (_Closed(),) * 4)
         self._arena.close()
-        self._ring, self._gather, self._sampler = cast(Any, (_Closed(),) * 3)
         self._journal = None
 
     def _record(self) -> None:
-        """Lets a directory know what is not in its arrays."""
-        if self._journal is not None:
+        """Lets a directory know what is not in its arrays, and is the opener's own."""
+        if self._journal is not None and not self._lineage.is_forked:
             self._journal.write(self._settings())
 
     def _settings(self) -> checkpoint.State:
         """The state that is not in arrays."""
-        return {"generator": checkpoint.generator_state(self._sampler.rng)}
+        return {"generator": checkpoint.generator_state(self._own_generator())}
 
     def _restore_settings(self, state: checkpoint.State) -> None:
         self._sampler.rng = checkpoint.generator(state["generator"])
 
     def _state(self) -> checkpoint.State:
-        filled = self._ring.filled_slots()
         return {
             "kind": self._kind,
             "capacity": self.capacity,
-            "heads": self._ring.heads.copy(),
+            **self._ring.state(),
             "columns": self._schema.declaration(),
-            "marks": self._ring.marks[filled],
-            # Of bytes, not of records: what lies between their fields would be left as found.
-            "rows": self._ring.rows.view(np.uint8).reshape(self.capacity, -1)[filled].ravel(),
         } | self._settings()
 
     def _check_fits(self, state: checkpoint.State) -> None:
@@ -291,23 +339,40 @@ class ReplayBuffer:
         for what, here, there in zip(("capacity", "lanes", "columns"), mine, theirs, strict=True):
             if here != there:
                 raise ValueError(f"{what} must be that of the file, {there}, got {here}")
+        self._ring.check(state)
 
     def _take_over(self, state: checkpoint.State) -> None:
-        """Becomes what `state` describes; whoever dies in the middle leaves rows of neither."""
+        """Becomes what `state` describes; whoever dies in the middle leaves rows of one at most."""
+        self._ring.clear()
         self._restore(state)
-        self._ring.restore_marks(state["marks"])
+        self._ring.restore_tags(state)
 
     def _restore(self, state: checkpoint.State) -> None:
         self._restore_settings(state)
-        rows = state["rows"].view(self._schema.record)
-        self._ring.restore(state["heads"], rows)
+        self._ring.restore(state)
 
     def __getstate__(self) -> checkpoint.State:
+        if self._arena.is_being_handed_over:
+            return self._handle()
         return {"arguments": self._arguments(), "state": self._state()}
+
+    def _handle(self) -> checkpoint.State:
+        """What a child process needs, beside the memory, to use this very buffer."""
+        arguments = self._arguments() | {"storage": self._arena}
+        rng = self._lineage.of_next_child(self._own_generator())
+        state = self._settings() | {"generator": checkpoint.generator_state(rng)}
+        return {"arguments": arguments, "state": state}
 
     def __setstate__(self, pickled: checkpoint.State) -> None:
         ReplayBuffer.__init__(self, **pickled["arguments"])
-        self._take_over(pickled["state"])
+        self._unpickle(pickled["state"])
+
+    def _unpickle(self, state: checkpoint.State) -> None:
+        """Takes the whole state of a copy, or of a handle what is not in its memory."""
+        if self._arena.fresh:
+            self._take_over(state)
+        else:
+            self._restore_settings(state)
 
     def _arguments(self) -> dict[str, Any]:
         """What makes an empty buffer like this one."""
@@ -367,16 +432,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             fanout=fanout,
             rng=rng,
         )
-        tree = ((SumTree.doubles(capacity, fanout),), np.float64)
-        self._place(storage, {"tree": tree}, alpha=sampler.alpha, fanout=sampler.fanout)
-        sampler.move(self._arena["tree"])
+        self._place(storage, sampler.fanout, alpha=sampler.alpha, fanout=sampler.fanout)
+        sampler.move(self._parts)
         self._sampler = sampler
-        self._stale_updates = 0
         self._resume()
-
-    def _recover(self) -> None:
-        super()._recover()
-        self._sampler.recover(self._ring)
 
     @property
     def alpha(self) -> float:
@@ -404,7 +463,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @property
     def stale_updates(self) -> int:
         """Priority updates that came when their rows could not be drawn any more."""
-        return self._stale_updates
+        return self._ring.stale
 
     def add(
         self,
@@ -429,22 +488,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             masses = self._sampler.new_mass()
         else:
             masses = self._sampler.masses(td_errors, rows)
-        try:
-            keys, slots, retired, whole = self._ring.claim(lane_of_row, arrays)
-            # Plain rows get their masses in a moment; but whoever dies before must leave none.
-            if retired is not None and (self._schema.in_time or self._journal is not None):
-                self._sampler.tree.update(retired, 0.0)
-            self._ring.write(slots, arrays)
-            if whole:
-                self._sampler.tree.update(slots, masses)
-            else:  # later rows replaced earlier ones
-                kept = self._ring.kept(keys)
-                self._sampler.tree.update(slots[kept], np.broadcast_to(masses, rows)[kept])
-            self._ring.publish(slots)
-        except BaseException:  # a signal, or no memory
-            self._recover()
-            raise
-        return keys
+        return self._ring.insert(lane_of_row, arrays, masses)
 
     def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:
         """Gives rows new priorities, abs(td_error) + eps.
@@ -470,16 +514,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """
         given = self._as_keys(keys)
         masses = self._sampler.masses(td_errors, len(given))
-        live = self._ring.live(given)
-        applied = int(np.count_nonzero(live))
-        if applied < len(given):
-            self._check_handed_out(given)
-            given, masses = given[live], masses[live]
-        self._sampler.tree.update(given % self.capacity, masses)
-        if applied < len(live):
-            self._stale_updates += len(live) - applied
-            self._record()
-        return applied
+        return self._ring.update(given, masses)
 
     def _as_keys(self, keys: npt.ArrayLike) -> Int64s:
         given = np.asarray(keys)
@@ -489,35 +524,30 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise ValueError(f"keys must have one axis, got shape {given.shape}")
         return np.require(given, np.int64, ["C", "A"])
 
-    def _check_handed_out(self, keys: Int64s) -> None:
-        wrong = (keys < 0) | (keys // self.lanes >= self._ring.heads[keys % self.lanes])
-        if wrong.any():
-            position = int(np.argmax(wrong))
-            raise IndexError(
-                f"keys must have been returned by add or sample, "
-                f"got {keys[position]} at position {position}"
-            )
-
     def _state(self) -> checkpoint.State:
-        masses = self._sampler.tree.masses()[self._ring.filled_slots()]
-        return super()._state() | {"alpha": self.alpha, "masses": masses}
+        return super()._state() | {"alpha": self.alpha, "stale_updates": self.stale_updates}
 
     def _settings(self) -> checkpoint.State:
         beta, step = self._sampler.beta_state
         return super()._settings() | {
             "beta": dataclasses.asdict(beta) if isinstance(beta, LinearSchedule) else beta,
             "beta_step": step,
-            "stale_updates": self.stale_updates,
         }
 
     def _check_fits(self, state: checkpoint.State) -> None:
         super()._check_fits(state)
         if state["alpha"] != self.alpha:
             raise ValueError(f"alpha must be that of the file, {state['alpha']}, got {self.alpha}")
+        masses, tags = state["masses"], state["tags"]
+        if masses.shape != tags.shape or not ((masses >= 0.0) & np.isfinite(masses)).all():
+            raise ValueError(f"masses must be {len(tags)} numbers, finite and >= 0, got {masses}")
 
     def _restore(self, state: checkpoint.State) -> None:
         super()._restore(state)
-        self._sampler.replace_masses(self._ring.filled_slots(), state["masses"])
+        masses = np.zeros(self.capacity)
+        masses[self._ring.filled_slots()] = state["masses"]
+        self._parts.restore(masses)
+        self._ring.stale = state["stale_updates"]
 
     def _restore_settings(self, state: checkpoint.State) -> None:
         super()._restore_settings(state)
@@ -525,11 +555,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._sampler.set_beta(
             LinearSchedule(**beta) if isinstance(beta, dict) else beta, state["beta_step"]
         )
-        self._stale_updates = state["stale_updates"]
 
     def __setstate__(self, pickled: checkpoint.State) -> None:
         PrioritizedReplayBuffer.__init__(self, **pickled["arguments"])
-        self._take_over(pickled["state"])
+        self._unpickle(pickled["state"])
 
     def _arguments(self) -> dict[str, Any]:
         sampler = self._sampler

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 META = "meta"  # the entry that holds everything that is no array, as JSON
-FORMAT = "kary-replay 2"
+FORMAT = "kary-replay 3"
 
 State = dict[str, Any]
 
@@ -65,7 +65,8 @@ def _read(file: BinaryIO) -> State:
 
 def generator_state(rng: np.random.Generator) -> State:
     """The state of a generator, for `generator`."""
-    return dict(rng.bit_generator.state)
+    with rng.bit_generator.lock:  # another thread may be drawing
+        return dict(rng.bit_generator.state)
 
 
 def generator(state: State) -> np.random.Generator:

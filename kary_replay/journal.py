@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 import zlib
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ NUMBERS = struct.Struct("<QI")  # what the checksum covers beside the JSON
 
 
 class Journal:
-    """The newest record that was written whole.
+    """The newest record that was written whole.  Threads may write at once.
 
     Parameters
     ----------
@@ -45,6 +46,7 @@ class Journal:
                 f"got format {view.format!r} of shape {view.shape}"
             )
         self._places = view[:PLACE], view[PLACE:]
+        self._writing = threading.Lock()
         self._number = max(map(_whole_number, self._places))
         if self._number == 0 and all(HEADER.unpack_from(place)[0] for place in self._places):
             raise ValueError(
@@ -61,11 +63,12 @@ class Journal:
             raise ValueError(
                 f"state must have at most {PLACE - HEADER.size} bytes of JSON, got {len(text)}"
             )
-        number = self._number + 1
-        place = self._places[number % 2]
-        place[HEADER.size : HEADER.size + len(text)] = text
-        HEADER.pack_into(place, 0, number, len(text), _checksum(number, text))
-        self._number = number
+        with self._writing:
+            number = self._number + 1
+            place = self._places[number % 2]
+            place[HEADER.size : HEADER.size + len(text)] = text
+            HEADER.pack_into(place, 0, number, len(text), _checksum(number, text))
+            self._number = number
 
     def read(self) -> State | None:
         """The newest record, or None if there is none yet."""

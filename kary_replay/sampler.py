@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from kary_replay._parts import Parts
 from kary_replay._ring import Ring
 from kary_replay._sum_tree import SumTree
 from kary_replay.checks import check_count, check_number
@@ -21,7 +22,7 @@ from kary_replay.checks import check_count, check_number
 Float64s: TypeAlias = npt.NDArray[np.float64]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
-ROWS_AT_ONCE = 1 << 20  # when all are looked through, so that it takes little memory
+PATIENCE = 32  # looks at rows of which few may be drawn, before these are listed
 
 
 @dataclass(frozen=True)
@@ -56,22 +57,45 @@ class Draw(NamedTuple):
     weights: npt.NDArray[np.float32] | None
 
 
+@dataclass
+class Found:
+    """Where rows were found, perhaps not yet for good; each array has shape (n,).
+
+    Slot -1 is none: others were just retiring the row.
+    """
+
+    slots: Int64s
+    masses: Float64s | None = None
+    total: float = 0.0
+    rounds: int = 0  # of looking again
+
+
 class UniformSampler:
-    """Draws every live row of a ring with the same probability."""
+    """Draws every drawable row of a ring with the same probability."""
 
     def __init__(self, ring: Ring, rng: np.random.Generator) -> None:
         self._ring = ring
         self.rng = rng
 
-    def draw(self, size: int, live: int) -> Draw:
-        """Draws `size` of the ring's `live` rows with replacement."""
-        slots = self._slots(size)
-        if live < self._ring.filled:  # observations alone, and steps whose windows are not whole
-            missed = self._ring.missed(slots)
-            while missed.size:
-                slots[missed] = self._slots(missed.size)
-                missed = missed[self._ring.missed(slots[missed])]
-        return Draw(slots, None, None)
+    has_mass: ClassVar[bool] = True
+
+    def find(self, size: int) -> Found:
+        """Finds `size` of all rows with replacement, drawable or not."""
+        return Found(self._slots(size))
+
+    def find_again(self, found: Found, positions: Int64s) -> None:
+        """Replaces what was found at `positions`."""
+        found.rounds += 1
+        if found.rounds < PATIENCE:
+            found.slots[positions] = self._slots(len(positions))
+            return
+        live = self._ring.live_slots()  # few of them, if so many looks were in vain
+        if live.size:
+            found.slots[positions] = live[self.rng.integers(live.size, size=len(positions))]
+
+    def finish(self, found: Found, live: int) -> Draw:  # noqa: ARG002 (the other needs it)
+        """What there is to say of rows that were found for good."""
+        return Draw(found.slots, None, None)
 
     def _slots(self, size: int) -> Int64s:
         """Slots of any rows, drawable or not."""
@@ -139,7 +163,7 @@ class PrioritizedSampler:
         self._priority_limit = _priority_limit(self.alpha, self.capacity)
 
     @cached_property
-    def tree(self) -> SumTree:
+    def tree(self) -> SumTree | Parts:
         """The masses: in memory of its own, unless `move` came first."""
         return SumTree(self.capacity, self.fanout)
 
@@ -158,6 +182,11 @@ class PrioritizedSampler:
         """Takes a number or a schedule; a schedule goes on from `step`."""
         self._beta = beta if isinstance(beta, LinearSchedule) else check_number("beta", beta)
         self._beta_step = step
+
+    @property
+    def has_mass(self) -> bool:
+        """Whether any row can be drawn."""
+        return self.tree.total > 0.0
 
     @property
     def max_priority(self) -> float:
@@ -206,35 +235,53 @@ class PrioritizedSampler:
         """The mass of new rows: the largest in the tree, 1 if there is none."""
         return self.tree.largest() or 1.0
 
-    def replace_masses(self, slots: slice | Int64s, masses: Float64s) -> None:
-        """Gives `slots` their masses and all other rows none."""
-        of_all = np.zeros(self.tree.capacity)
-        of_all[slots] = masses
-        self.tree.update(np.arange(self.tree.capacity), of_all)
+    def update(self, slots: npt.ArrayLike, masses: float | Float64s) -> None:
+        """Gives rows their masses; where the sampler has not moved, and the tree is its own."""
+        assert isinstance(self.tree, SumTree)
+        self.tree.update(slots, masses)
 
-    def move(self, memory: Float64s) -> None:
-        """Puts the tree, as long as it is empty, into memory of `SumTree.doubles` numbers."""
-        self.tree = SumTree(self.capacity, self.fanout, memory=memory)
+    def move(self, parts: Parts) -> None:
+        """Draws from a tree that others write to."""
+        self.tree = parts
 
-    def recover(self, ring: Ring) -> None:
-        """Goes on with the masses in the tree's memory, but those of rows that were lost."""
-        self.tree.rebuild()
-        for start in range(0, self.tree.capacity, ROWS_AT_ONCE):
-            slots = np.arange(start, min(start + ROWS_AT_ONCE, self.tree.capacity))
-            lost = slots[ring.missed(slots)]
-            self.tree.update(lost[self.tree.masses(lost) > 0.0], 0.0)
+    def forget(self) -> None:
+        """Begins again, with a tree in memory of its own."""
+        self.tree = SumTree(self.capacity, self.fanout)
 
     def draw(self, size: int, live: int) -> Draw:
         """Draws `size` of `live` rows with replacement, and takes one step of beta's schedule.
 
         Raises ValueError where no row has a mass > 0.
         """
-        if self.tree.total == 0.0:  # before the generator moves
+        if not self.has_mass:  # before the generator moves
             raise ValueError("cannot draw where no row has a mass > 0")
-        slots, masses, total = self.tree.draw(self._fractions(size))
-        weights = self._weights(masses, live)
+        return self.finish(self.find(size), live)
+
+    def find(self, size: int) -> Found:
+        """Finds `size` rows with replacement."""
+        return Found(*self._drawn(self._fractions(size)))
+
+    def find_again(self, found: Found, positions: Int64s) -> None:
+        """Replaces what was found at `positions`, each in its stratum."""
+        fractions = self.rng.random(len(positions))
+        if self.stratified:
+            fractions = (fractions + positions) / float(len(found.slots))
+        slots, masses, found.total = self._drawn(fractions)
+        found.slots[positions] = slots
+        found.masses[positions] = masses  # type: ignore[index]
+
+    def _drawn(self, fractions: Float64s) -> tuple[Int64s, Float64s, float]:
+        try:
+            return self.tree.draw(fractions)
+        except ValueError:  # all rows have just been retired, for the fractions are right
+            return np.full(len(fractions), -1), np.zeros(len(fractions)), 0.0
+
+    def finish(self, found: Found, live: int) -> Draw:
+        """What there is to say of rows found for good; one step of beta's schedule."""
+        assert found.masses is not None
+        weights = self._weights(found.masses, live)
         self._beta_step += 1
-        return Draw(slots, masses / total, weights)
+        return Draw(found.slots, found.masses / found.total, weights)
 
     def _fractions(self, size: int) -> Float64s:
         """Numbers in [0, 1]: the j-th of them in [j / size, (j + 1) / size], if stratified."""

@@ -13,6 +13,7 @@ import platform
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 TRACEME, CONT, SINGLESTEP = 0, 7, 9
+FAILED, NOT_ALLOWED = 1, 77  # how a child ends
 
 steps_through = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="ptrace of Linux on x86-64"
@@ -61,37 +63,72 @@ def blocks(path: Path, call: Callable[[], Any]) -> list[bytes]:
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as block,
     ):
         seen = [block[:]]
-        for _ in _instructions(call):
+        for _ in instructions(call):
             now = block[:]
             if now != seen[-1]:
                 seen.append(now)
     return seen
 
 
-def _instructions(call: Callable[[], Any]) -> Iterator[None]:
-    ptrace = ctypes.PyDLL(None, use_errno=True).ptrace
-    ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            if ptrace(TRACEME, 0, None, None) == 0:
-                call()
-                status = 0
-        finally:
-            os._exit(status)
+def instructions(call: Callable[[], Any]) -> Iterator[None]:
+    """Stops where a process that makes the call may die, or be stopped; it goes on after each."""
+    child = Traced(call)
     request = CONT
-    while True:
-        _, status = os.waitpid(child, 0)
-        if not os.WIFSTOPPED(status):
-            break
+    while signal_number := child.wait():
         yield
-        if os.WSTOPSIG(status) == signal.SIGSTOP:  # a part begins, or ends
+        if signal_number == signal.SIGSTOP:  # a part begins, or ends
             request = CONT if request == SINGLESTEP else SINGLESTEP
-        assert os.WSTOPSIG(status) in (signal.SIGSTOP, signal.SIGTRAP), status
-        assert ptrace(request, child, None, None) == 0, os.strerror(ctypes.get_errno())
-    if os.WEXITSTATUS(status) == 1:
-        pytest.skip("ptrace is not allowed here, or the call failed")
+        child.go_on(request)
+
+
+class Traced:
+    """A forked child that makes the call, as far as its parent lets it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._ptrace = ctypes.PyDLL(None, use_errno=True).ptrace
+        self._ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = FAILED
+            try:
+                if self._ptrace(TRACEME, 0, None, None) != 0:
+                    status = NOT_ALLOWED
+                else:
+                    call()
+                    status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+
+    def wait(self) -> int:
+        """The signal that has stopped it; 0 when it has ended."""
+        _, status = os.waitpid(self.pid, 0)
+        if os.WIFSTOPPED(status):
+            assert os.WSTOPSIG(status) in (signal.SIGSTOP, signal.SIGTRAP), status
+            return os.WSTOPSIG(status)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == NOT_ALLOWED:
+            pytest.skip("ptrace is not allowed here")
+        assert status == 0, "the call failed"
+        return 0
+
+    def go_on(self, request: int) -> None:
+        """By an instruction (SINGLESTEP), or until it is stopped (CONT)."""
+        assert self._ptrace(request, self.pid, None, None) == 0, os.strerror(ctypes.get_errno())
+
+    def step(self) -> bool:
+        """Lets it make an instruction; whether it is still there."""
+        self.go_on(SINGLESTEP)
+        return self.wait() != 0
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        assert self.wait() == signal.SIGSTOP
+
+    def finish(self) -> None:
+        """Lets it go on to its end."""
+        self.go_on(CONT)
+        assert self.wait() == 0
 
 
 def directory_with(path: Path, model: Path, block: bytes | None = None) -> Path:

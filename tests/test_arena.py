@@ -43,9 +43,11 @@ DESCRIPTION = {"capacity": 10, "columns": {"a": [[], "<f8"], "b": [[3], "|u1"]}}
 posix = pytest.mark.skipif(os.name == "nt", reason="directories need the file locks of POSIX")
 
 
-@pytest.fixture(params=["private", pytest.param("directory", marks=posix)])
+@pytest.fixture(
+    params=["private", *(pytest.param(s, marks=posix) for s in ("shared", "directory"))]
+)
 def arena(request: pytest.FixtureRequest, tmp_path: Path) -> Arena:
-    return allocate(LAYOUT, "private" if request.param == "private" else tmp_path / "arena")
+    return allocate(LAYOUT, tmp_path / "arena" if request.param == "directory" else request.param)
 
 
 def directory(path: Path, layout: Any = LAYOUT, description: Any = DESCRIPTION) -> Arena:
@@ -127,10 +129,10 @@ def test_closing_twice_is_fine(arena: Arena) -> None:
         arena["rows"]
 
 
-@pytest.mark.parametrize("storage", ["shared", "Private", "", "directory", None, 5])
+@pytest.mark.parametrize("storage", ["Shared", "Private", "", "directory", None, 5])
 def test_a_storage_that_is_no_directory_is_refused(storage: Any) -> None:
     error = ValueError if isinstance(storage, str) else TypeError
-    with pytest.raises(error, match=f"storage must be 'private', or .* got {storage!r}"):
+    with pytest.raises(error, match=f"storage must be 'private', 'shared', or .* got {storage!r}"):
         allocate(LAYOUT, storage)
 
 

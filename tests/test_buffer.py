@@ -228,7 +228,7 @@ def test_lanes_must_be_said_where_they_are_not_plain(buffer_class: type[ReplayBu
         ({"lanes": 1.0}, TypeError, "lanes"),
         ({"lanes": 3}, ValueError, "capacity.*lanes.*8 and 3"),
         ({"lanes": 16}, ValueError, "capacity.*lanes"),
-        ({"storage": "shared"}, ValueError, "storage"),
+        ({"storage": "elsewhere"}, ValueError, "storage"),
     ],
     ids=repr,
 )

@@ -179,7 +179,7 @@ def test_only_filled_rows_are_written(tmp_path: Path) -> None:
     buffer.add(**rows(0, 1000), lanes=[1] * 1000)
     buffer.save(tmp_path / "more")
     grown = (tmp_path / "more").stat().st_size - (tmp_path / "ten").stat().st_size
-    row_bytes = buffer._ring.rows.itemsize + 8 + 1  # and its mass and mark
+    row_bytes = buffer._ring.rows.itemsize + 8 + 2 * 8  # and its mass, and its tag twice
     assert 1000 * row_bytes <= grown <= 1000 * row_bytes + 200
 
 
@@ -302,6 +302,45 @@ def test_a_flipped_byte_is_refused_or_means_nothing(tmp_path: Path, flipped: int
             buffer.load(tmp_path / "mine")
             before = pickle.dumps(buffer)
     assert refused > 0.15 * len(content)
+
+
+def changed(position: int, by: float) -> Any:
+    def change(array: Any) -> Any:
+        array = array.copy()
+        array[position] += by
+        return array
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "rule"),
+    [
+        ("tags", changed(3, 1 << 16), "tags must be of keys that lie there"),  # the next slot's
+        ("tags", changed(0, -(1 << 40)), "tags must be of keys that lie there"),
+        ("tags", changed(3, -4), "marks that go together"),  # drawable, and no step
+        ("tags", changed(3, 16), "marks that go together"),  # and still written to
+        ("tags", lambda tags: tags[1:], "heads, tags and rows must be of one buffer"),
+        ("rows", lambda rows: rows[1:], "heads, tags and rows must be of one buffer"),
+        ("heads", lambda heads: heads - 100, "heads, tags and rows must be of one buffer"),
+        ("masses", lambda masses: masses[1:], "masses must be 12 numbers"),
+        ("masses", changed(2, np.nan), "masses must be 12 numbers"),
+        ("masses", changed(2, -1e9), "masses must be 12 numbers"),
+    ],
+)
+def test_a_state_that_no_buffer_can_have_is_refused(
+    tmp_path: Path, name: str, change: Any, rule: str
+) -> None:
+    """In a file that is whole, so that no checksum tells."""
+    a_past(prioritized()).save(tmp_path / "file")
+    state = checkpoint.load(tmp_path / "file")
+    assert len(state["tags"]) == 12
+    checkpoint.save(tmp_path / "file", state | {name: change(state[name])})
+    buffer = a_past(prioritized(seed=1), 9)
+    before = pickle.dumps(buffer)
+    with pytest.raises(ValueError, match=rule):
+        buffer.load(tmp_path / "file")
+    assert pickle.dumps(buffer) == before
 
 
 @pytest.mark.parametrize("where", ["os.fsync", "os.replace", "numpy.savez", "json.dumps"])

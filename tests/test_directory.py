@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import itertools
 import json
 import mmap
 import os
 import pickle
+import shutil
 import signal
 import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +128,10 @@ def each(steps: Row) -> Iterator[Row]:
 
 def content(buffer: Any) -> dict[int, Row]:
     """Every row that can be drawn, all columns of it, by key."""
-    every = np.arange(buffer.capacity)
-    slots = np.delete(every, buffer._ring.missed(every))
-    columns = buffer._gather.read(slots)
-    keys = buffer._ring.keys(slots).tolist()
+    columns, keys, missed = buffer._gather.read(np.arange(buffer.capacity))
     return {
-        key: {name: column[i].tolist() for name, column in columns.items()}
-        for i, key in enumerate(keys)
+        int(keys[i]): {name: column[i].tolist() for name, column in columns.items()}
+        for i in np.delete(np.arange(buffer.capacity), missed)
     }
 
 
@@ -264,6 +260,15 @@ def test_an_episode_goes_on_after_reopening_if_its_next_step_is_the_one_announce
     assert content(buffer)[key]["stack"] == [[0, 0], [0, 0], [9, 9]]
 
 
+def test_a_directory_may_be_opened_any_number_of_times(tmp_path: Path) -> None:
+    """More often than processes can share one buffer."""
+    for number in range(300):
+        buffer = make(tmp_path / "buffer", "plain", True)
+        assert len(buffer) == min(number, ROWS)
+        buffer.add(**Lanes("plain", 1, number + 1).step(0))
+        buffer.close()
+
+
 @pytest.mark.parametrize("name", ["PCG64", "MT19937", "Philox", "SFC64"])
 def test_every_generator_goes_on(tmp_path: Path, name: str) -> None:
     def rng() -> np.random.Generator:
@@ -280,48 +285,7 @@ def test_every_generator_goes_on(tmp_path: Path, name: str) -> None:
         sampled_alike(buffer, twin, 4)
 
 
-# --- deaths between two steps, and interrupts ---------------------------------------------------
-
-PARTS = {"_ring": ("claim", "write", "kept", "publish"), "tree": ("update",)}
-
-
-class Stops:
-    """Stands in for the ring or the tree, and calls `stop` before and after each step of add."""
-
-    def __init__(self, inner: Any, names: tuple[str, ...], stop: Callable[[], None]) -> None:
-        self._inner, self._names, self._stop = inner, names, stop
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
-        if name not in self._names:
-            return method
-
-        def stopping(*arguments: Any) -> Any:
-            self._stop()
-            result = method(*arguments)
-            self._stop()
-            return result
-
-        return stopping
-
-
-@contextmanager
-def watched(buffer: Any, wrap: Callable[[Any, tuple[str, ...]], Any]) -> Iterator[None]:
-    """The buffer with its parts wrapped, as long as it adds."""
-    owners = {"_ring": buffer}
-    if isinstance(buffer, PrioritizedReplayBuffer):
-        owners["tree"] = buffer._sampler
-    inner = {name: getattr(owner, name) for name, owner in owners.items()}
-    for name, owner in owners.items():
-        setattr(owner, name, wrap(inner[name], PARTS[name]))
-    try:
-        yield
-    finally:
-        for name, owner in owners.items():
-            setattr(owner, name, inner[name])
+# --- deaths at any instruction ------------------------------------------------------------------
 
 
 def check_survivors(buffer: Any, futures: list[dict[int, Row]]) -> None:
@@ -358,93 +322,95 @@ def grown(
     return buffer, simulators
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("rows", [3, 20])
-@pytest.mark.parametrize("more", [1, 3, 2 * ROWS])
-def test_whoever_stops_between_two_steps_of_add_leaves_whole_rows(
-    tmp_path: Path, kind: str, prioritized: bool, lanes: int, rows: int, more: int
+def check_every_death(
+    tmp_path: Path,
+    states: list[bytes],
+    futures: list[dict[int, Row]],
+    simulators: Lanes,
+    *made: Any,
+    **options: Any,
 ) -> None:
-    """By death, seen in a copy of the directory, and by an interrupt."""
-    for stops_at in itertools.count(1):
-        path, corpse = tmp_path / f"{stops_at}", tmp_path / f"{stops_at} dead"
-        buffer, simulators = grown(path, kind, prioritized, lanes, rows)
-        steps = simulators.steps(np.random.default_rng(more), more)
-        futures = futures_of(buffer, steps)
-        countdown = itertools.count(stops_at - 1, -1)
-
-        def stop(
-            countdown: Iterator[int] = countdown, path: Path = path, corpse: Path = corpse
-        ) -> None:
-            if next(countdown) == 0:
-                directory_with(corpse, path)
-                raise KeyboardInterrupt
-
-        try:
-            with watched(buffer, lambda inner, names, stop=stop: Stops(inner, names, stop)):
-                buffer.add(**steps)
-        except KeyboardInterrupt:
-            pass
-        else:
-            break
-        reopened = make(corpse, kind, prioritized, lanes)
-        for survivor in (reopened, buffer, copy.deepcopy(buffer)):
-            check_survivors(survivor, futures)
-            check_goes_on(survivor, copy.deepcopy(simulators))
-    assert stops_at > 6
+    """Of the directory "buffer", in any of the states."""
+    for number, block in enumerate(states):
+        copied = directory_with(tmp_path / f"{number}", tmp_path / "buffer", block)
+        survivor = make(copied, *made, **options)
+        check_survivors(survivor, futures)
+        check_goes_on(survivor, copy.deepcopy(simulators))
+        survivor.close()
+        shutil.rmtree(copied)
 
 
 @pytest.mark.deaths
 @forks
 @steps_through
 @pytest.mark.parametrize(
-    ("kind", "prioritized", "rows", "more", "capacity"),
+    ("kind", "prioritized", "lanes", "rows", "more", "capacity"),
     [
-        ("plain", True, 8, 1, ROWS),
-        ("steps", False, 3, 1, ROWS),
-        ("steps", True, 9, 3, ROWS),
-        ("steps", False, 4, 5, 3),
-        ("observations", True, 2, 1, ROWS),
-        ("observations", True, 8, 2, ROWS),
-        ("observations", False, 7, 3, 5),
+        ("plain", True, 1, 8, 1, ROWS),
+        ("plain", False, 2, 20, 3, 2 * ROWS),
+        ("steps", False, 1, 3, 1, ROWS),
+        ("steps", True, 1, 9, 3, ROWS),
+        ("steps", True, 2, 20, 3, 2 * ROWS),
+        ("steps", False, 1, 4, 5, 3),
+        ("observations", True, 1, 2, 1, ROWS),
+        ("observations", True, 1, 8, 2, ROWS),
+        ("observations", False, 1, 7, 3, 5),
+        ("observations", True, 2, 20, 2 * ROWS, 2 * ROWS),
     ],
 )
 def test_whoever_dies_at_any_instruction_of_add_leaves_whole_rows(
-    tmp_path: Path, kind: str, prioritized: bool, rows: int, more: int, capacity: int
+    tmp_path: Path,
+    kind: str,
+    prioritized: bool,
+    lanes: int,
+    rows: int,
+    more: int,
+    capacity: int,
 ) -> None:
     path = tmp_path / "buffer"
-    buffer, simulators = grown(path, kind, prioritized, 1, rows, capacity=capacity)
+    buffer, simulators = grown(path, kind, prioritized, lanes, rows, capacity=capacity)
     # In the smallest ring the newest row reaches back to the oldest, if no episode ends.
     steps = simulators.steps(np.random.default_rng(more), more, ends=capacity > 3)
     futures = futures_of(buffer, steps)
-    with watched(buffer, Marked):
-        states = blocks(path, lambda: buffer.add(**steps))
+    buffer._ring = Marked(buffer._ring, ("insert",))
+    states = blocks(path, lambda: buffer.add(**steps))
     assert len(states) > 5 * more
-    for number, block in enumerate(states):
-        copied = directory_with(tmp_path / f"{number}", path, block)
-        survivor = make(copied, kind, prioritized, capacity=capacity)
-        check_survivors(survivor, futures)
-        check_goes_on(survivor, copy.deepcopy(simulators))
-        survivor.close()
+    check_every_death(
+        tmp_path, states, futures, simulators, kind, prioritized, lanes, capacity=capacity
+    )
 
 
 @pytest.mark.deaths
 @forks
 @steps_through
 @pytest.mark.parametrize("kind", ["steps", "observations"])
-def test_whoever_dies_while_recovering_leaves_whole_rows(tmp_path: Path, kind: str) -> None:
+def test_whoever_dies_while_recovering_leaves_whole_rows(
+    tmp_path: Path, kind: str, prioritized: bool
+) -> None:
+    """After a death in the middle of an add."""
     path = tmp_path / "buffer"
-    buffer, simulators = grown(path, kind, False, 1, 8)
+    buffer, simulators = grown(path, kind, prioritized, 1, 8)
     steps = simulators.steps(np.random.default_rng(0), 2)
     futures = futures_of(buffer, steps)
-    _, arrays = buffer._rows({name: steps[name] for name in steps if name != "lanes"})
-    buffer._ring.claim(steps["lanes"], arrays)
-    states = blocks(path, Marked(buffer._ring, ("recover",)).recover)
-    assert len(states) > 3
-    for number, block in enumerate(states):
-        survivor = make(directory_with(tmp_path / f"{number}", path, block), kind, False)
-        check_survivors(survivor, futures)
-        check_goes_on(survivor, copy.deepcopy(simulators))
-        survivor.close()
+    ring = buffer._ring
+    buffer._ring = Marked(ring, ("insert",))
+    torn = blocks(path, lambda: buffer.add(**steps))
+    for number in (len(torn) // 3, 2 * len(torn) // 3):
+        with (path / "block").open("r+b") as file:
+            file.write(torn[number])
+        states = blocks(path, Marked(ring, ("recover",)).recover)
+        assert len(states) > 3
+        check_every_death(tmp_path, states, futures, simulators, kind, prioritized)
+
+
+def test_a_row_whose_windows_reach_back_to_nothing_is_not_drawn(tmp_path: Path) -> None:
+    """As whoever dies while loading may leave it: it could be drawn, and never be read."""
+    buffer, lanes = make(tmp_path, "steps", True), Lanes("steps")
+    for _ in range(ROWS):
+        buffer.add(**lanes.step(0))
+    buffer._arena["tags"][1] = 0
+    buffer.close()
+    assert set(check_sound(make(tmp_path, "steps", True))) == {0, 4, 5}
 
 
 def test_an_older_row_whose_stack_is_cut_by_the_newest_add_is_not_joined(tmp_path: Path) -> None:
@@ -540,7 +506,7 @@ def kill_often(tmp_path: Path, kind: str, prioritized: bool, lanes: int, kills: 
             check_goes_on(buffer, simulators)
         before = set(content(buffer))
         buffer.close()
-    assert total > 20 * kills
+    assert total > 5 * kills
 
 
 @pytest.mark.deaths
@@ -689,9 +655,9 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("storage", ["privat", "shared", ""])
+@pytest.mark.parametrize("storage", ["privat", "share", ""])
 def test_a_word_that_is_no_storage_is_refused(prioritized: bool, storage: str) -> None:
-    with pytest.raises(ValueError, match=f"storage must be 'private', or .* got {storage!r}"):
+    with pytest.raises(ValueError, match=f"storage must be 'private', .* got {storage!r}"):
         make(storage, "plain", prioritized)
 
 
@@ -769,7 +735,7 @@ def test_nbytes_is_all_that_is_allocated(
     numbers_of_lanes = 8 * lanes
     assert private.nbytes == allocated + numbers_of_lanes
     rows = private._arena["rows"].nbytes
-    assert rows < allocated < 1.5 * rows + 40_000
+    assert rows < allocated < rows + 40 * 3000  # tags, masses, and what is made of them
     directory, beside = arrays_allocated(lambda: create(tmp_path / "buffer"))
     assert beside == 0
     file = (tmp_path / "buffer" / "block").stat()
@@ -872,29 +838,21 @@ def test_whoever_dies_while_loading_leaves_rows_of_one_or_the_other(tmp_path: Pa
     buffer, _ = grown(path, "observations", True, 1, 5)
     both = [content(buffer), content(saved)]
     masses = [each._sampler.tree.masses() for each in (buffer, saved)]
-    state_of = buffer._arena["marks"].tobytes
-
-    seen = {}
-
-    def look() -> None:
-        directory_with(tmp_path / f"{len(seen)}", path)
-        seen[len(seen)] = state_of()
-
-    names = {"_ring": ("restore", "restore_marks"), "tree": ("update",)}
-    ring, tree = buffer._ring, buffer._sampler.tree
-    buffer._ring = Stops(ring, names["_ring"], look)
-    buffer._sampler.tree = Stops(tree, names["tree"], look)
-    buffer.load(tmp_path / "file")
-    assert len(seen) == 6
-    for number in seen:
-        survivor = make(tmp_path / f"{number}", "observations", True)
+    buffer._ring = Marked(buffer._ring, ("clear", "restore", "restore_tags"))
+    buffer._sampler.tree = Marked(buffer._sampler.tree, ("update",))
+    states = blocks(path, lambda: buffer.load(tmp_path / "file"))
+    seen = set()
+    for number, block in enumerate(states):
+        copied = directory_with(tmp_path / f"{number}", path, block)
+        survivor = make(copied, "observations", True)
         rows = check_sound(survivor)
-        assert rows in [{}, *both]
+        source = next(i for i in range(2) if rows.items() <= both[i].items())
+        seen.add((source, len(rows)))
         for key in rows:
-            slot = key % ROWS
-            now = survivor._sampler.tree.masses()[slot]
-            assert now == masses[both.index(rows)][slot]
+            assert survivor._sampler.tree.masses()[key % ROWS] == masses[source][key % ROWS]
         check_goes_on(survivor, copy.deepcopy(simulators))
+        survivor.close()
+    assert {(0, len(both[0])), (0, 0), (1, len(both[1]))} <= seen
 
 
 # --- a large one --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,21 @@ def test_a_second_journal_goes_on_where_the_first_stopped() -> None:
     journal.write({"step": 2})
     journal.write({"step": 3})
     assert Journal(memory).read() == {"step": 3}
+
+
+def test_threads_write_one_after_another() -> None:
+    memory = fresh()
+    journal = Journal(memory)
+
+    def write(thread: int) -> None:
+        for step in range(500):
+            journal.write({"thread": thread, "padding": "." * (step * thread % 1000)})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    numbers = [HEADER.unpack_from(memory[place:])[0] for place in (0, PLACE)]
+    assert sorted(numbers) == [1999, 2000]
+    assert Journal(memory).read() == journal.read()
 
 
 def test_reading_writes_nothing() -> None:

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kary_replay._ring import Ring
+from kary_replay import ReplayBuffer
 
 ROOT = Path(__file__).parents[1]
-COMPILED = ("_ring", "_sum_tree", "_windows")
+COMPILED = ("_lock", "_parts", "_ring", "_sum_tree", "_windows")
 
 SMOKE = """
 import numpy as np
@@ -144,7 +144,8 @@ def test_an_editable_install_works_on_the_sources(tmp_path):
 
 @pytest.mark.skipif(os.environ.get("KARY_REPLAY_DEBUG") != "1", reason="of a debug build")
 def test_a_debug_build_checks_bounds():
-    layout = Ring.layout(4, 1, np.dtype([("reward", np.float32)]))
-    ring = Ring({name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()})
+    buffer = ReplayBuffer(4, {"reward": ((), np.float32)})
+    buffer.add(reward=1.0)
+    columns, keys, _ = buffer._gather.read(np.array([0]))
     with pytest.raises(IndexError, match="Out of bounds"):
-        ring.publish(np.array([4]))
+        buffer._gather.again(columns, keys, np.array([0]), np.array([1]))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kary_replay import LinearSchedule, PrioritizedReplayBuffer
+from kary_replay import Column, Columns, LinearSchedule, PrioritizedReplayBuffer, ReplayBuffer, t
 from kary_replay.sampler import Draw, PrioritizedSampler
 
 COLUMNS = {"x": ((), np.int64)}
@@ -493,3 +493,28 @@ def test_a_draw_that_fails_changes_nothing() -> None:
     with pytest.raises(ValueError, match=r"total .*is 0|mass"):
         buffer.sample(4)
     assert pickle.dumps(buffer) == before
+
+
+def test_a_uniform_draw_finds_the_few_that_may_be_drawn() -> None:
+    number = Column("number")
+    columns: Columns = {
+        "number": ((), np.int64),
+        "terminated": ((), np.bool_),
+        "truncated": ((), np.bool_),
+        "oldest": number[t - 1_997],
+    }
+    buffer = ReplayBuffer(2_000, columns, seed=0)
+    never = np.zeros(3_000, np.bool_)
+    buffer.add(number=np.arange(3_000), terminated=never, truncated=never)
+    assert len(buffer) == 3
+    drawn = np.bincount(buffer.sample(3000)["number"] - 2_997)
+    assert sigmas_of_chi_square(drawn, np.full(3, 1 / 3)) < 5.0
+
+
+def test_finding_where_all_were_just_retired_is_no_error() -> None:
+    """Between a look at the total and the draw another process may retire all of few rows."""
+    sampler = a_sampler([1.0, 2.0])
+    sampler.tree.update([0, 1], 0.0)
+    assert sampler.find(3).masses.tolist() == [0.0, 0.0, 0.0]
+    with pytest.raises(ValueError, match="no row has a mass"):
+        sampler.draw(3, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import copy
-import ctypes
 import gc
 import math
 import pickle
@@ -223,6 +222,21 @@ def test_a_fraction_outside_is_refused_with_its_position(wrong: float) -> None:
 def test_draw_refuses_more_than_one_axis() -> None:
     with pytest.raises(ValueError, match=r"fractions .*\(1, 2\)"):
         tree_of([1.0, 2.0]).draw([[0.1, 0.2]])
+
+
+@pytest.mark.parametrize("written", range(9))
+def test_sums_that_are_being_rewritten_lead_to_a_leaf(written: int) -> None:
+    """From left to right, so that a target may be below none of those of the real children."""
+    memory = np.zeros(SumTree.doubles(257) + 8)
+    memory = memory[-memory.ctypes.data % 64 // 8 :][: SumTree.doubles(257)]
+    tree = SumTree(257, memory=memory)
+    tree.update(np.arange(257), 1.0)
+    sums = memory[8 + 40 + 264 :][:8]  # of the five nodes below the root, behind all nodes
+    assert sums.tolist() == [64.0, 128.0, 192.0, 256.0, 257.0, 257.0, 257.0, 257.0]
+    sums[:written] -= 60.0
+    leaves, masses, _ = tree.draw(np.linspace(0.0, 1.0, 100))
+    assert (leaves < 257).all()
+    assert (masses == 1.0).all()
 
 
 def test_draw_says_what_it_drew_from() -> None:
@@ -531,45 +545,6 @@ def test_a_copy_is_equal_and_independent(
     tree.check()
 
 
-def memory(tree: SumTree, size: int) -> npt.NDArray[np.float64]:
-    """The tree's own array of `size` doubles: in its memoryview the shape follows the address."""
-    words = list((ctypes.c_int64 * (SumTree.__basicsize__ // 8)).from_address(id(tree)))
-    fields = range(3, len(words) - 8)  # behind the object's head
-    at = next(i for i in fields if words[i] == size and words[i + 8] == 8)
-    return np.frombuffer((ctypes.c_double * size).from_address(words[at - 1]))
-
-
-# 100 leaves, fanout 8: levels of 8, 16 and 104 nodes; running sums of the 24 inner ones; 2 blocks.
-@pytest.mark.parametrize(
-    ("size", "at", "damage", "found"),
-    [
-        (128, 0, 1e9, "node of level 0 is not the sum"),
-        (128, 9, 0.0, "node of level 1 is not the sum"),
-        (128, 24 + 17, 0.5, "not the sum of its children"),
-        (128, 24 + 17, -1.0, "negative, infinite or NaN"),
-        (128, 24 + 17, math.nan, "negative, infinite or NaN"),
-        (128, 127, 1.0, "padding"),
-        (24, 3, 0.0, "running sum of level 0"),
-        (24, 23, 1.0, "running sum of level 1"),
-        (2, 0, 63.0, "larger than the upper bound"),
-    ],
-)
-def test_check_finds_damage(size: int, at: int, damage: float, found: str) -> None:
-    tree = tree_of(np.arange(1.0, 101.0), 8)
-    tree.check()
-    memory(tree, size)[at] = damage
-    with pytest.raises(RuntimeError, match=found):
-        tree.check()
-
-
-def test_nbytes_are_all_the_arrays_held() -> None:
-    nodes, sums, blocks, alignment = 8 + 16 + 104, 8 + 16, 2, 8
-    assert SumTree(100, 8).nbytes == 8 * (nodes + sums + 2 * blocks + alignment)
-
-
-# --- memory handed in -----------------------------------------------------------------------
-
-
 def zeros(doubles: int, offset: int = 0) -> npt.NDArray[np.float64]:
     """Zeros that begin `offset` bytes behind the beginning of a cache line."""
     block = np.zeros(8 * doubles + 64 + offset, np.uint8)
@@ -578,18 +553,70 @@ def zeros(doubles: int, offset: int = 0) -> npt.NDArray[np.float64]:
 
 
 def leaves_in(memory: npt.NDArray[np.float64], tree: SumTree) -> npt.NDArray[np.float64]:
-    """The leaves where they lie: the last of the nodes, before running sums and bounds."""
-    inner = (memory.size - 2 * -(-tree.capacity // 64) - padded(tree.capacity, tree.fanout)) // 2
-    return memory[inner : inner + padded(tree.capacity, tree.fanout)]
+    """The leaves where they lie: the last of the nodes."""
+    widths = [padded(tree.capacity, tree.fanout)]
+    while widths[-1] > tree.fanout:
+        widths.append(padded(widths[-1] // tree.fanout, tree.fanout))
+    return memory[sum(widths[1:]) : sum(widths)]
+
+
+def gap(capacity: int, fanout: int) -> int:
+    """Where the bounds end, and nothing lies up to the total's cache line."""
+    memory = zeros(SumTree.doubles(capacity, fanout))
+    SumTree(capacity, fanout, memory=memory).update(np.arange(capacity), 1.0)
+    return int(np.flatnonzero(memory[:-8])[-1]) + 1
 
 
 def padded(leaves: int, fanout: int) -> int:
     return -(-leaves // fanout) * fanout
 
 
-def test_doubles_are_nodes_running_sums_and_bounds() -> None:
-    assert SumTree.doubles(100, 8) == SumTree.doubles(100) == (8 + 16 + 104) + (8 + 16) + 2 * 2
-    assert SumTree.doubles(1, 2) == 2 + 2
+# 100 leaves, fanout 8: levels of 8, 16 and 104 nodes; running sums of the 24 inner ones; bounds of
+# 13 blocks, since a family of leaves is a part here; what fills the cache line; the total.
+NODES, SUMS, UPPER, LOWER, TOTAL = 0, 128, 152, 165, 184
+
+
+@pytest.mark.parametrize(
+    ("at", "damage", "found"),
+    [
+        (NODES, 1e9, "node of level 0 is not the sum"),
+        (NODES + 9, 0.0, "node of level 1 is not the sum"),
+        (NODES + 24 + 17, 0.5, "not the sum of its children"),
+        (NODES + 24 + 17, -1.0, "negative, infinite or NaN"),
+        (NODES + 24 + 17, math.nan, "negative, infinite or NaN"),
+        (NODES + 127, 1.0, "padding"),
+        (SUMS + 3, 0.0, "running sum of level 0"),
+        (SUMS + 23, 1.0, "running sum of level 1"),
+        (UPPER, 7.0, "larger than the upper bound"),
+        (UPPER + 12, 99.0, "larger than the upper bound"),
+        (LOWER, 1.5, "smaller than the lower bound"),
+        (LOWER + 12, 98.0, "smaller than the lower bound"),
+        (TOTAL, 5049.0, "total is 5049.0, but its children add up to 5050.0"),
+    ],
+)
+def test_check_finds_damage(at: int, damage: float, found: str) -> None:
+    memory = zeros(192)
+    tree = SumTree(100, memory=memory)
+    tree.update(np.arange(100), np.arange(1.0, 101.0))
+    tree.check()
+    memory[at] = damage
+    with pytest.raises(RuntimeError, match=found):
+        tree.check()
+
+
+def test_nbytes_are_all_the_arrays_held() -> None:
+    nodes, sums, blocks, gap, total, alignment = 8 + 16 + 104, 8 + 16, 13, 6, 8, 8
+    held = nodes + sums + 2 * blocks + gap + total + alignment
+    assert SumTree(100, 8).nbytes == 8 * held
+
+
+# --- memory handed in -----------------------------------------------------------------------
+
+
+def test_doubles_are_nodes_running_sums_bounds_and_the_total_on_a_line_of_its_own() -> None:
+    used = (8 + 16 + 104) + (8 + 16) + 2 * 13
+    assert SumTree.doubles(100, 8) == SumTree.doubles(100) == used + 6 + 8
+    assert SumTree.doubles(1, 2) == 2 + 2 + 4 + 8
     with pytest.raises(ValueError, match=r"capacity .*0"):
         SumTree.doubles(0)
     with pytest.raises(ValueError, match=r"fanout .*3"):
@@ -621,14 +648,14 @@ def test_a_tree_lies_in_its_memory_and_nowhere_else(capacity: int, fanout: int) 
 def test_a_rebuilt_tree_is_a_fresh_one_bit_for_bit_whatever_lay_above_its_leaves(
     capacity: int, fanout: int, garbage: float
 ) -> None:
-    """600 leaves lie in 10 blocks of 64, as `leaves_in` counts them."""
     masses = np.random.default_rng(capacity).random(capacity)
     masses[::3] = 0.0
     fresh, torn = zeros(SumTree.doubles(capacity, fanout)), zeros(SumTree.doubles(capacity, fanout))
     expected = SumTree(capacity, fanout, memory=fresh)
     expected.update(np.arange(capacity), masses)
     tree = SumTree(capacity, fanout, memory=torn)
-    torn[:] = garbage
+    torn[: gap(capacity, fanout)] = garbage
+    torn[-8] = garbage
     leaves_in(torn, tree)[:] = 0.0
     leaves_in(torn, tree)[:capacity] = masses
     tree.rebuild()
@@ -653,6 +680,18 @@ def test_a_second_tree_goes_on_from_the_leaves_of_the_first() -> None:
     tree.rebuild()
     assert (tree.total, tree.largest(), tree.smallest()) == (3.0, 2.0, 1.0)
     assert tree.find([0.0, 1.0]).tolist() == [3, 98]
+
+
+def test_a_second_tree_has_the_bounds_of_the_first_if_it_is_not_fresh() -> None:
+    memory = zeros(SumTree.doubles(1000))
+    masses = np.random.default_rng(0).random(1000)
+    SumTree(1000, memory=memory).update(np.arange(1000), masses)
+    before = memory.tobytes()
+    tree = SumTree(1000, memory=memory, fresh=False)
+    tree.check()
+    assert memory.tobytes() == before
+    assert (tree.largest(), tree.smallest()) == (masses.max(), masses.min())
+    assert tree.total == tree.sum()
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0, -TINY])
@@ -684,36 +723,36 @@ def test_rebuild_refuses_a_mass_behind_the_last_leaf_and_a_total_beyond_float64(
 @pytest.mark.parametrize(
     ("memory", "error", "rule"),
     [
-        (zeros(155), ValueError, r"shape \(156,\), got \(155,\)"),
-        (zeros(157), ValueError, r"shape \(156,\), got \(157,\)"),
-        (zeros(156).reshape(2, 78), ValueError, r"shape \(156,\), got \(2, 78\)"),
-        (zeros(312)[::2], ValueError, "contiguous, got strides of 16 bytes"),
-        (zeros(156, offset=8), ValueError, "begin at a multiple of 64 bytes"),
-        (np.broadcast_to(0.0, 156), ValueError, "contiguous"),
-        (np.frombuffer(bytes(8 * 156)), ValueError, "must be writable|multiple of 64"),
-        (zeros(156).view(np.int64), TypeError, "float64 array, got dtype.*int64"),
-        (zeros(156).view(">f8"), TypeError, "float64 array, got dtype.*>f8"),
-        ([0.0] * 156, TypeError, "float64 array, got"),
+        (zeros(191), ValueError, r"shape \(192,\), got \(191,\)"),
+        (zeros(193), ValueError, r"shape \(192,\), got \(193,\)"),
+        (zeros(192).reshape(2, 96), ValueError, r"shape \(192,\), got \(2, 96\)"),
+        (zeros(384)[::2], ValueError, "contiguous, got strides of 16 bytes"),
+        (zeros(192, offset=8), ValueError, "begin at a multiple of 64 bytes"),
+        (np.broadcast_to(0.0, 192), ValueError, "contiguous"),
+        (np.frombuffer(bytes(8 * 192)), ValueError, "must be writable|multiple of 64"),
+        (zeros(192).view(np.int64), TypeError, "float64 array, got dtype.*int64"),
+        (zeros(192).view(">f8"), TypeError, "float64 array, got dtype.*>f8"),
+        ([0.0] * 192, TypeError, "float64 array, got"),
         (b"", TypeError, "float64 array, got b''"),
     ],
 )
 def test_memory_that_cannot_hold_the_tree_is_refused(
     memory: Any, error: type[Exception], rule: str
 ) -> None:
-    assert SumTree.doubles(100) == 156
+    assert SumTree.doubles(100) == 192
     with pytest.raises(error, match=rule):
         SumTree(100, memory=memory)
 
 
 def test_memory_must_be_writable() -> None:
-    memory = zeros(156)
+    memory = zeros(192)
     memory.flags.writeable = False
     with pytest.raises(ValueError, match="memory must be writable"):
         SumTree(100, memory=memory)
 
 
 def test_memory_lives_as_long_as_the_tree() -> None:
-    tree = SumTree(100, memory=zeros(156))
+    tree = SumTree(100, memory=zeros(192))
     tree.update(np.arange(100), np.arange(100.0))
     gc.collect()
     tree.check()
@@ -727,7 +766,7 @@ def test_memory_lives_as_long_as_the_tree() -> None:
 def test_copies_of_a_tree_have_memory_of_their_own(
     duplicate: Callable[[SumTree], SumTree],
 ) -> None:
-    memory = zeros(156)
+    memory = zeros(192)
     tree = SumTree(100, memory=memory)
     tree.update([5], [2.0])
     twin = duplicate(tree)

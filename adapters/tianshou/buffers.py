@@ -127,13 +127,13 @@ class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
     def init_weight(self, index: int | npt.NDArray[Any]) -> None:
         """Gives rows just written, as `add` calls it, the largest priority in the buffer."""
         written = np.atleast_1d(index)
-        self._sampler.tree.update(written, self._sampler.new_mass())
+        self._sampler.update(written, self._sampler.new_mass())
         self._lose(written)
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Forgets all rows and their priorities."""
         super().reset(keep_statistics)
-        self._sampler.replace_masses(slice(0), np.empty(0))
+        self._sampler.forget()
         self._lose(slice(None))
 
     def sample(self, batch_size: int | None) -> tuple[PrioBatchProtocol, Int64s]:
@@ -209,7 +209,7 @@ class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
             kept = draws != LOST
             rows, masses = rows[kept], masses[kept]
             self._check_live(rows)
-        self._sampler.tree.update(rows, masses)
+        self._sampler.update(rows, masses)
         self._draws[rows] = IDLE
         self.stale_updates += len(draws) - len(rows)
 
