@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import report_workers
+
 OURS = "kary-replay"
 YARDSTICK = "memory copy"  # what is named so is no peer
 STORES_STACKS = "SB3 ReplayBuffer"
@@ -127,9 +129,14 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="also print every rival's time")
     arguments = parser.parse_args()
     saved = json.loads(arguments.file.read_text(encoding="utf-8"))
-    races = [_race(benchmark) for benchmark in saved["benchmarks"]]
+    alone = [b for b in saved["benchmarks"] if "workers" not in b["extra_info"]]
+    races = [_race(benchmark) for benchmark in alone]
     growth = [race for race in races if race.operation == "growth"]
     print("\n".join(_report(races, growth, saved["machine_info"], arguments.all)))
+    together = [b for b in saved["benchmarks"] if "workers" in b["extra_info"]]
+    if together:
+        measured = [m for benchmark in together for m in report_workers.measured(benchmark)]
+        print("\n".join(report_workers.tables(measured, saved["machine_info"]["cores"])))
     if growth:
         picture = arguments.file.with_name("growth.png")
         draw(growth, saved["machine_info"]["caches"], picture)
