@@ -13,7 +13,7 @@ BUSY = 0.9  # of the cores that workers can use: else the machine had other work
 
 
 class Measured(NamedTuple):
-    """Of one job, with threads or processes: medians by rival and number of workers."""
+    """Of one job, with threads or processes, by rival and number of workers; rates as medians."""
 
     kind: str
     capacity: int
@@ -21,7 +21,7 @@ class Measured(NamedTuple):
     job: dict[str, Any]
     rates: dict[str, dict[int, float]]  # steps a second
     cpu: dict[str, dict[int, float]]  # seconds a step
-    longest: dict[str, dict[int, float]]  # seconds; of each window its longest step
+    longest: dict[str, dict[int, float]]  # seconds; the longest step of all windows
 
     def speedup(self, rival: str, workers: int) -> float:
         return self.rates[rival][workers] / self.rates[rival][1]
@@ -37,10 +37,10 @@ def measured(benchmark: dict[str, Any]) -> Iterator[Measured]:
     for name, rivals in info["paces"].items():
         middle = [
             {
-                rival: {int(n): median(pace[i] for pace in paces) for n, paces in by_number.items()}
+                rival: {int(n): of_all(pace[i] for pace in paces) for n, paces in by_number.items()}
                 for rival, by_number in rivals.items()
             }
-            for i in range(3)
+            for i, of_all in enumerate((median, median, max))
         ]
         yield Measured(info["workers"], info["capacity"], name, info["jobs"][name], *middle)
 
