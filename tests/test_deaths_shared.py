@@ -367,6 +367,7 @@ def test_a_writer_that_waits_for_a_place_can_be_interrupted(kind: Any) -> None:
 
 
 def add_until_interrupted(buffer: ReplayBuffer) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the tests' shell may ignore
     try:
         buffer.add(**small_rows([1]))
     except KeyboardInterrupt:

@@ -350,6 +350,8 @@ import multiprocessing, os, signal, sys, time
 import children
 from kary_replay import PrioritizedReplayBuffer
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which the tests' shell may ignore
+
 def work(buffer, ready, turn, then):
     ready.send(os.getpid())
     if then == "wait":
