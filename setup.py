@@ -25,7 +25,7 @@ setup(
             extra_link_args=SANITIZE if os.name == "nt" else ["-pthread", *SANITIZE],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
         )
-        for name in ("_lock", "_sum_tree", "_parts", "_ring", "_windows")
+        for name in ("_lock", "_sampling", "_sum_tree", "_parts", "_ring", "_windows")
     ],
     options={
         "build_ext": {

@@ -9,7 +9,8 @@ try:
     from kary_replay.sampler import LinearSchedule
 except ModuleNotFoundError as error:
     if error.name not in {
-        f"kary_replay.{name}" for name in ("_lock", "_parts", "_ring", "_sum_tree", "_windows")
+        f"kary_replay.{name}"
+        for name in ("_lock", "_parts", "_ring", "_sampling", "_sum_tree", "_windows")
     }:
         raise
     raise ImportError(

@@ -4,6 +4,7 @@ import numpy as np
 
 cimport cython
 cimport numpy as cnp
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
@@ -20,7 +21,11 @@ cnp.import_array()
 cdef extern from "_family.h" nogil:
     void prefetch "kary_prefetch_bytes"(const uint8_t* bytes, int64_t size)
 
+cdef extern from "numpy/arrayobject.h":
+    object PyArray_Empty(int axes, cnp.npy_intp* sizes, cnp.dtype dtype, int is_fortran)
+
 cdef enum:
+    MOST_AXES = 64        # NumPy's
     AHEAD = 8             # rows between a prefetch and the copy
     PREFETCH_BYTES = 512  # of each row; the hardware follows longer ones by itself
 
@@ -117,7 +122,7 @@ cdef class Gather:
             may not be drawn, or were overwritten while they were copied; see `again`.
         """
         n = slots.shape[0]
-        columns = {name: np.empty((n, *shape), dtype) for name, shape, dtype in self.columns}
+        columns = {name: empty(n, shape, dtype) for name, shape, dtype in self.columns}
         keys = np.empty(n, np.int64)
         return columns, keys, self._read(columns, keys, slots, NULL, n)
 
@@ -270,6 +275,17 @@ cdef class Gather:
             target[0] = 0.0
         else:
             target[0] = <float>output.powers[steps]
+
+
+cdef inline object empty(Py_ssize_t n, tuple shape, cnp.dtype dtype):
+    """np.empty((n, *shape), dtype), whose arguments need no parsing."""
+    cdef cnp.npy_intp sizes[MOST_AXES]
+    cdef int axis, axes = len(shape)
+    sizes[0] = n
+    for axis in range(axes):
+        sizes[axis + 1] = shape[axis]
+    Py_INCREF(dtype)  # the array takes over a reference
+    return PyArray_Empty(axes + 1, sizes, dtype, 0)
 
 
 cdef inline Py_ssize_t nth(const int64_t* positions, Py_ssize_t i) noexcept nogil:

@@ -263,6 +263,20 @@ class ReplayBuffer:
         self._sampler.rng = self._lineage.of_this_process(self._sampler.rng)
         return self._sampler.rng
 
+    def read(self, slots: npt.ArrayLike) -> dict[str, Array]:
+        """The columns of a batch of the rows in `slots`: copies, shape (n, *shape of one row).
+
+        For adapters whose framework asks for rows by place.  IndexError for a slot whose row may
+        not be drawn.
+        """
+        wanted = np.atleast_1d(np.asarray(slots, np.int64))
+        outside = (wanted < 0) | (wanted >= self.capacity)
+        columns, _, missed = self._gather.read(np.where(outside, 0, wanted))
+        absent = np.union1d(missed, np.flatnonzero(outside))
+        if absent.size:
+            raise IndexError(f"slots must hold rows that may be drawn, got {wanted[absent[0]]}")
+        return columns
+
     def view(self, name: str) -> Array:
         """The stored column itself, by slot, shape (capacity, *shape of one row).
 
@@ -522,7 +536,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise TypeError(f"keys must be integers of 64 bits, got dtype {given.dtype}")
         if given.ndim != 1:
             raise ValueError(f"keys must have one axis, got shape {given.shape}")
-        return np.require(given, np.int64, ["C", "A"])
+        plain = given.dtype == np.int64 and given.flags.c_contiguous and given.flags.aligned
+        return given if plain else np.require(given, np.int64, ["C", "A"])
 
     def _state(self) -> checkpoint.State:
         return super()._state() | {"alpha": self.alpha, "stale_updates": self.stale_updates}

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kary_replay._parts import Parts
 from kary_replay._ring import Ring
+from kary_replay._sampling import places, priorities, relative, stratify
 from kary_replay._sum_tree import SumTree
 from kary_replay.checks import check_count, check_number
 
@@ -57,7 +58,7 @@ class Draw(NamedTuple):
     weights: npt.NDArray[np.float32] | None
 
 
-@dataclass
+@dataclass(slots=True)
 class Found:
     """Where rows were found, perhaps not yet for good; each array has shape (n,).
 
@@ -99,7 +100,7 @@ class UniformSampler:
 
     def _slots(self, size: int) -> Int64s:
         """Slots of any rows, drawable or not."""
-        nth = self.rng.integers(self._ring.filled, size=size)
+        nth = places(self.rng.random(size), self._ring.filled)  # a third of rng.integers' time
         if self._ring.lanes == 1:  # then the rows are the first slots
             return nth
         counts = self._ring.counts()
@@ -210,26 +211,22 @@ class PrioritizedSampler:
         TypeError
             Something that is not real numbers.
         """
-        errors = _as_float64s(td_errors)
+        errors = _as_reals(td_errors)
         if errors.shape not in ((size,), (size, 1)) and not (size == 1 and errors.ndim == 0):
             raise ValueError(
                 f"td_errors must have shape ({size},) or ({size}, 1), got {errors.shape}"
             )
-        errors = errors.reshape(size)
-        priorities = np.abs(errors)
-        # One comparison for all of them: the largest is NaN if any is.
-        if not float(np.maximum.reduce(priorities, initial=0.0)) + self.eps <= self._priority_limit:
-            raise ValueError(self._refusal(errors))
-        priorities += self.eps
-        masses: Float64s = priorities**self.alpha
+        sizes, wrong = priorities(errors, self.eps, self._priority_limit)
+        if wrong >= 0:
+            raise ValueError(self._refusal(float(errors.reshape(size)[wrong]), wrong))
+        masses: Float64s = sizes**self.alpha
         return masses
 
-    def _refusal(self, errors: Float64s) -> str:
-        position = int(np.argmax(~(np.abs(errors) <= self._priority_limit - self.eps)))
+    def _refusal(self, td_error: float, position: int) -> str:
         rule = "must be finite"
-        if math.isfinite(errors[position]):
+        if math.isfinite(td_error):
             rule = f"must be smaller than {self._priority_limit:g} with alpha = {self.alpha}"
-        return f"td_errors {rule}, got {errors[position]} at position {position}"
+        return f"td_errors {rule}, got {td_error} at position {position}"
 
     def new_mass(self) -> float:
         """The mass of new rows: the largest in the tree, 1 if there is none."""
@@ -287,8 +284,7 @@ class PrioritizedSampler:
         """Numbers in [0, 1]: the j-th of them in [j / size, (j + 1) / size], if stratified."""
         fractions = self.rng.random(size)
         if self.stratified:
-            fractions += np.arange(float(size))
-            fractions /= float(size)
+            stratify(fractions)
         return fractions
 
     def weights(self, slots: Int64s, live: int) -> npt.NDArray[np.float32]:
@@ -302,12 +298,12 @@ class PrioritizedSampler:
 
     def _weights(self, masses: Float64s, live: int) -> npt.NDArray[np.float32]:
         if self.weight_norm == "batch":
-            unit = np.minimum.reduce(masses)
+            ratios = relative(masses)
         elif self.weight_norm == "buffer":
-            unit = self.tree.smallest()
+            ratios = relative(masses, self.tree.smallest())
         else:
-            unit = self.tree.total / live
-        weights: npt.NDArray[np.float32] = ((unit / masses) ** self.beta).astype(np.float32)
+            ratios = relative(masses, self.tree.total / live)
+        weights: npt.NDArray[np.float32] = (ratios**self.beta).astype(np.float32)
         return weights
 
 
@@ -330,17 +326,21 @@ def _priority_limit(alpha: float, capacity: int) -> float:
     return math.exp(log_limit / alpha)
 
 
-def _as_float64s(numbers: Any) -> Float64s:
-    if hasattr(numbers, "detach"):  # a torch tensor; NumPy knows no bfloat16
+def _as_reals(numbers: Any) -> npt.NDArray[np.floating]:
+    """`numbers` as an array of float32 or float64, contiguous and aligned."""
+    if hasattr(numbers, "detach"):  # a torch tensor
         tensor = numbers.detach().cpu()
-        numbers = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+        try:
+            numbers = tensor.numpy()
+        except TypeError:  # NumPy knows no bfloat16
+            numbers = tensor.double().numpy()
     try:
         array = np.asarray(numbers)
     except (ValueError, RuntimeError) as error:  # ragged; or tensors with grad in a list
         raise ValueError(f"td_errors must be an array, got {numbers!r}") from error
     if array.dtype.kind not in "iuf" and array.size:
         raise TypeError(f"td_errors must be real numbers, got dtype {array.dtype}")
-    if array.dtype == np.float64:
-        return array
+    if array.dtype in (np.float32, np.float64):
+        return np.require(array, requirements=["C", "A"])
     with np.errstate(over="ignore"):  # what float64 cannot hold becomes inf, and is refused
-        return array.astype(np.float64)
+        return array.astype(np.float64, order="C")

@@ -423,6 +423,23 @@ def test_a_view_is_the_stored_column(buffer_class: type[ReplayBuffer]) -> None:
         buffer.view("reward")
 
 
+def test_rows_are_read_by_their_slots(buffer_class: type[ReplayBuffer]) -> None:
+    buffer = buffer_class(6, COLUMNS, seed=0)
+    buffer.add(**rows(0, 8))
+    read = buffer.read([5, 0, 0])
+    assert read["number"].tolist() == [5, 6, 6]
+    read["number"][:] = 0
+    assert buffer.view("number").tolist() == [6, 7, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("slot", [-1, 3, 6])
+def test_slots_without_a_row_are_not_read(buffer_class: type[ReplayBuffer], slot: int) -> None:
+    buffer = buffer_class(6, COLUMNS, seed=0)
+    buffer.add(**rows(0, 3))
+    with pytest.raises(IndexError, match=f"slots must hold rows that may be drawn, got {slot}"):
+        buffer.read([1, slot])
+
+
 class Named(PrioritizedReplayBuffer):
     """A subclass with a constructor of its own."""
 

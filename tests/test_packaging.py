@@ -22,7 +22,7 @@ import pytest
 from kary_replay import ReplayBuffer
 
 ROOT = Path(__file__).parents[1]
-COMPILED = ("_lock", "_parts", "_ring", "_sum_tree", "_windows")
+COMPILED = ("_lock", "_parts", "_ring", "_sampling", "_sum_tree", "_windows")
 
 SMOKE = """
 import numpy as np

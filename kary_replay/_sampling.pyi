@@ -1,0 +1,13 @@
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+_Float64s: TypeAlias = npt.NDArray[np.float64]
+
+def stratify(fractions: _Float64s) -> None: ...
+def places(fractions: _Float64s, size: int) -> npt.NDArray[np.int64]: ...
+def priorities(
+    td_errors: npt.NDArray[np.floating], eps: float, limit: float
+) -> tuple[_Float64s, int]: ...
+def relative(masses: _Float64s, unit: float | None = ...) -> _Float64s: ...
