@@ -1,4 +1,4 @@
-"""PrioritizedDQN: stock DQN's steps, each loss weighed, each TD error back in the buffer."""
+"""PrioritizedDQN by examples; test_sb3_learners has what all the algorithms have in common."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ import gymnasium as gym
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import DQN
-from stable_baselines3.common import utils
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import KVWriter, Logger, configure
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
@@ -89,44 +87,6 @@ def untrained(cls: type[DQN], **kwargs: Any) -> DQN:
 
 
 # the step
-
-
-@pytest.mark.parametrize("batch_size", [32, 27])
-@pytest.mark.parametrize("tau", [1.0, 0.3])
-def test_with_alpha_0_parameters_are_those_of_stock_dqn(batch_size: int, tau: float) -> None:
-    """Bit for bit, for the same batches: 50 steps with clipping, schedule and target updates."""
-    options = {
-        "learning_rate": utils.LinearSchedule(1e-2, 1e-3, 1.0),
-        "tau": tau,
-        "target_update_interval": 7,
-        "max_grad_norm": 0.5,
-        "gamma": 0.93,
-    }
-    mine = untrained(PrioritizedDQN, replay_buffer_kwargs={"alpha": 0.0}, **options)
-    stock = untrained(DQN, **options)
-    assert same(parameters(mine), parameters(stock))
-    fill(mine, 100)
-    batches: list[ReplayBufferSamples] = []
-    draw = mine.replay_buffer.sample
-
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        batch = draw(*args, **kwargs)
-        batches.append(ReplayBufferSamples(*batch[:6]))
-        return batch
-
-    mine.replay_buffer.sample = recorded
-    stock.replay_buffer.sample = lambda *_, **__: batches.pop(0)
-    start = parameters(mine)
-    for step in range(25):
-        for model in (mine, stock):
-            model._update_current_progress_remaining(step, 25)
-            model.train(gradient_steps=2, batch_size=batch_size)
-            model._on_step()
-        assert same(parameters(mine), parameters(stock))
-    assert mine._n_updates == stock._n_updates == 50
-    assert mine.policy.optimizer.param_groups[0]["lr"] < 2e-3
-    assert not same(parameters(mine), start)
-    assert mine.replay_buffer.stale_updates == 0
 
 
 def linear_model(**kwargs: Any) -> PrioritizedDQN:
@@ -202,56 +162,6 @@ def test_td_errors_become_the_priorities() -> None:
 
 
 # training
-
-
-@pytest.mark.parametrize("n_envs", [1, 3])
-def test_training_changes_priorities_and_takes_beta_to_1(n_envs: int) -> None:
-    env = make_vec_env(Corridor, n_envs, seed=0)
-    model = PrioritizedDQN("MlpPolicy", env, seed=0, **SHORT)
-    buffer = model.replay_buffer
-    assert isinstance(buffer, PrioritizedReplayBuffer)
-    assert buffer.beta == 0.4
-    model.learn(301)
-    assert buffer.beta == 1.0
-    sample = buffer.sample(150)
-    assert len(np.unique(sample.weights.numpy())) > 50
-    assert 0 < buffer.timeouts.sum() <= buffer.dones.sum()
-
-
-def test_the_same_seed_trains_the_same_network() -> None:
-    runs = []
-    for seed in (1, 1, 2):
-        model = PrioritizedDQN("MlpPolicy", Corridor(), seed=seed, **SHORT)
-        runs.append(parameters(model.learn(150)))
-    assert same(runs[0], runs[1])
-    assert not same(runs[0], runs[2])
-
-
-class Recorded(KVWriter):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def write(self, key_values: dict[str, Any], key_excluded: Any, step: int = 0) -> None:
-        self.rows.append(dict(key_values))
-
-    def close(self) -> None:
-        pass
-
-
-def test_logs_what_dqn_logs_and_beta() -> None:
-    logged = []
-    for cls in (DQN, PrioritizedDQN):
-        writer = Recorded()
-        model = cls("MlpPolicy", Corridor(), seed=0, **SHORT)
-        model.set_logger(Logger(None, [writer]))
-        model.learn(200, log_interval=1)
-        logged.append(writer.rows[-1])
-    stock, mine = logged
-    assert set(mine) == set(stock) | {"replay/beta"}
-    assert 0.9 < mine["replay/beta"] <= 1.0
-    assert mine["train/n_updates"] > 50
 
 
 @pytest.mark.parametrize(
@@ -380,14 +290,6 @@ def test_another_buffer_is_refused(tmp_path: Path) -> None:
         model.train(1, 4)
 
 
-@pytest.mark.parametrize("n_steps", [0, 3])
-def test_n_steps_are_refused(n_steps: int) -> None:
-    with pytest.raises(ValueError, match=f"n_steps must be 1 .* got {n_steps}"):
-        untrained(PrioritizedDQN, n_steps=n_steps)
-
-
 def test_what_the_buffer_refuses_the_algorithm_refuses() -> None:
-    with pytest.raises(ValueError, match="optimize_memory_usage must be False"):
-        untrained(PrioritizedDQN, optimize_memory_usage=True)
     with pytest.raises(ValueError, match="alpha"):
         untrained(PrioritizedDQN, replay_buffer_kwargs={"alpha": -1.0})

@@ -1,4 +1,4 @@
-"""The SB3 buffer: SB3's own behaviour, and what priorities add to it."""
+"""The prioritized SB3 buffer: SB3's own behaviour, and what priorities add to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import kary_replay
-from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
+from kary_replay.adapters.sb3 import PrioritizedReplayBuffer, prioritized
 
 COLUMNS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -371,6 +371,40 @@ def test_weight_norm_and_independent_draws_reach_the_sampler() -> None:
     assert counts.max() - counts.min() > 1  # strata would give each of them 10
 
 
+def test_who_never_reports_td_errors_is_told_once() -> None:
+    buffer = make()
+    fill(buffer, 5)
+    for _ in range(prioritized.UNANSWERED - 1):
+        buffer.sample(2)
+    with pytest.warns(UserWarning, match=r"priorities never move.* PrioritizedDQN in place of DQN"):
+        buffer.sample(2)
+    for _ in range(prioritized.UNANSWERED):
+        buffer.sample(2)  # warnings are errors here
+
+
+def test_who_was_told_is_told_again_where_it_is_loaded() -> None:
+    """By a stock algorithm, perhaps, that a prioritized one saved it for."""
+    buffer = make()
+    fill(buffer, 5)
+    buffer.update_priorities(buffer.sample(2).keys, [1.0, 1.0])
+    loaded = pickle.loads(pickle.dumps(buffer))
+    for _ in range(prioritized.UNANSWERED - 1):
+        loaded.sample(2)
+    with pytest.warns(UserWarning, match="priorities never move"):
+        loaded.sample(2)
+
+
+def test_who_reports_td_errors_is_not_told() -> None:
+    buffer = make()
+    fill(buffer, 5)
+    for _ in range(2):
+        for _ in range(prioritized.UNANSWERED - 1):
+            sample = buffer.sample(2)
+        buffer.update_priorities(sample.keys, [1.0, 1.0])
+    for _ in range(prioritized.UNANSWERED):
+        buffer.sample(2)
+
+
 # beta
 
 
@@ -527,22 +561,6 @@ def test_pickle_writes_only_what_is_filled() -> None:
 
 
 @pytest.mark.parametrize(
-    "space",
-    [spaces.Discrete(3), spaces.Dict({"a": OBSERVATIONS}), spaces.MultiBinary(2)],
-    ids=["discrete", "dict", "multi-binary"],
-)
-def test_other_observations_are_refused(space: spaces.Space[Any]) -> None:
-    with pytest.raises(TypeError, match="observation_space must be a Box, got"):
-        make(observation_space=space)
-
-
-@pytest.mark.parametrize("timeouts", [True, False])
-def test_optimize_memory_usage_is_refused(timeouts: bool) -> None:
-    with pytest.raises(ValueError, match="optimize_memory_usage must be False"):
-        make(optimize_memory_usage=True, handle_timeout_termination=timeouts)
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
     [("alpha", -1.0), ("eps", np.nan), ("beta", -1.0), ("weight_norm", "max"), ("fanout", 3)],
 )
@@ -559,7 +577,7 @@ def test_wrong_settings_are_named(name: str, value: Any) -> None:
         (2, np.zeros(3, int), r"action must have shape \(2, 1\), got \(3,\)"),
         (3, np.zeros((2, 1)), r"reward must have shape \(2,\), got \(2, 1\)"),
         (4, True, r"done must have shape \(2,\), got \(\)"),
-        (5, [{}], r"infos must have shape \(2,\), got \(1,\)"),
+        (5, [{}], "infos must have length 2, got 1"),
         (2, np.array([0.5, 1.5]), "'actions' is int64, which cannot hold float64"),
     ],
 )

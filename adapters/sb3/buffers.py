@@ -1,103 +1,107 @@
-"""SB3's replay buffer, drawn by priority."""
+"""SB3's replay buffers with the core behind them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common import utils
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common import buffers
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
-from kary_replay import LinearSchedule
+from kary_replay.checks import check_count, check_number
 from kary_replay.sampler import generator
 
-Array: TypeAlias = npt.NDArray[Any]
-Beta: TypeAlias = float | LinearSchedule | Callable[[float], float]
+from .layout import Layout
+from .observations import Array, Observation, Observations, rows
+from .returns import Returns
+from .stacks import FrameStack
 
-OVER_TRAINING = utils.LinearSchedule(0.4, 1.0, end_fraction=1.0)
+Fields: TypeAlias = tuple[Any, th.Tensor, Any, th.Tensor, th.Tensor, th.Tensor | None]
 
-
-class PrioritizedReplayBufferSamples(NamedTuple):
-    """SB3's fields of a sample, B rows of each, then what prioritized replay adds.
-
-    `weights` is a float32 tensor of shape (B, 1); `keys` is an int64 array of shape (B,) that
-    goes back with the TD errors.
-    """
-
-    observations: th.Tensor
-    actions: th.Tensor
-    next_observations: th.Tensor
-    dones: th.Tensor
-    rewards: th.Tensor
-    discounts: th.Tensor | None
-    weights: th.Tensor
-    keys: npt.NDArray[np.int64]
+CHUNK = 1024  # steps that are copied at a time
 
 
-class _Column:
-    """An array attribute of SB3's buffer whose memory is the core's: assignment copies into it.
+class _Stored:
+    """An attribute that shows stored columns: arrays of shape (buffer_size, n_envs, ...).
 
-    The first assignment is that of SB3's constructor, which so declares shape and dtype.
+    Assignment copies into them.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, buffer: ReplayBuffer | None, owner: type | None = None) -> Any:
-        return self if buffer is None else vars(buffer)[self._name]
+        if buffer is None:
+            return self
+        try:
+            return buffer._views[self._name]
+        except KeyError:
+            raise AttributeError(
+                f"{self._name} are not stored by themselves: they follow from the observations"
+            ) from None
 
-    def __set__(self, buffer: ReplayBuffer, array: Array) -> None:
-        if self._name not in vars(buffer):
-            vars(buffer)[self._name] = array
+    def __set__(self, buffer: ReplayBuffer, given: Any) -> None:
+        mine = self.__get__(buffer)
+        if not isinstance(mine, dict):
+            _copy_into(self._name, mine, given)
             return
-        column = vars(buffer)[self._name]
-        if np.shape(array) != column.shape:
-            raise ValueError(f"{self._name} must have shape {column.shape}, got {np.shape(array)}")
-        column[...] = array
+        if not isinstance(given, Mapping) or set(given) != set(mine):
+            raise ValueError(f"{self._name} must be a dict with exactly the keys {list(mine)}")
+        for key, column in mine.items():
+            _copy_into(f"{self._name}[{key!r}]", column, given[key])
 
 
-class PrioritizedReplayBuffer(ReplayBuffer):
-    """Takes the place of SB3's `ReplayBuffer`, and draws by priority (arXiv 1511.05952).
+class ReplayBuffer(buffers.ReplayBuffer):
+    """Takes the place of SB3's `ReplayBuffer`.
 
     Parameters
     ----------
     buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination
-        As SB3's.  The observation space must be a Box.
-    optimize_memory_usage : False
-        Each row holds both of its observations.
-    alpha, eps, weight_norm, stratified, fanout
-        As for `kary_replay.PrioritizedReplayBuffer`.
-    beta : float, kary_replay.LinearSchedule, or callable
-        Exponent of the weights.  A schedule moves one step a `sample`.  A callable is given the
-        remaining progress of the training, from 1 to 0, as SB3's `learning_rate` is; the default
-        moves from 0.4 to 1 over the training.
+        As SB3's.  The observation space may be a Dict as well.
+    optimize_memory_usage : bool
+        Store each observation once.  Timeouts may be handled as well, which SB3 refuses.  The
+        last observation of an episode takes a row of its own.
+    frame_stack : int
+        Observations are stacks of so many frames, as VecFrameStack makes them; each frame is
+        stored once.  A step that does not continue the stack before it is refused.
     seed : int, numpy.random.Generator or None
         Of the draws.  None takes one from NumPy's global generator, which follows the `seed` of
         the algorithm.
 
     The attributes `observations`, `next_observations`, `actions`, `rewards`, `dones` and
-    `timeouts`, arrays of shape (buffer_size, n_envs, ...), are the stored rows themselves.  Rows
-    enter by `add` or `extend` alone.  Pickling writes the rows that are filled.
+    `timeouts`, arrays of shape (buffer_size, n_envs, ...), are the stored rows themselves, or
+    with Dict observations dictionaries of them.  Where an observation is stored once there is no
+    `next_observations`, and `observations` are the frames; where episodes end is then taken from
+    what was added, whatever is written to `dones`.  `pos` and `full` may be set, to declare
+    filled what was written to the arrays; that and `reset` make new arrays.  Pickling writes the
+    rows that are filled.
 
-    Raises TypeError for another observation space, ValueError for `optimize_memory_usage` and
-    for an argument out of its range.
+    A subclass changes what is drawn in `sample`, which calls neither `_get_samples` nor, on the
+    CPU, `to_torch`: TypeError for one that has those.
+
+    Raises TypeError or ValueError for an argument out of its range.
     """
 
-    observations = _Column()
-    next_observations = _Column()
-    actions = _Column()
-    rewards = _Column()
-    dones = _Column()
-    timeouts = _Column()
+    observations = _Stored()
+    next_observations = _Stored()
+    actions = _Stored()
+    rewards = _Stored()
+    dones = _Stored()
+    timeouts = _Stored()
+
+    n_steps = 1  # whose rewards are summed, at most
+    gamma = 1.0
+
+    def __init_subclass__(cls) -> None:
+        for name in ("_get_samples", "to_torch"):
+            if name in vars(cls):
+                raise TypeError(f"{cls.__name__} must override sample, which calls no {name}")
 
     def __init__(
         self,
@@ -109,206 +113,279 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
         *,
-        alpha: float = 0.6,
-        beta: Beta = OVER_TRAINING,
-        eps: float = 1e-6,
-        weight_norm: str = "batch",
-        stratified: bool = True,
-        fanout: int = 8,
+        frame_stack: int = 1,
         seed: int | np.random.Generator | None = None,
     ) -> None:
-        _check_supported(observation_space, optimize_memory_usage)
-        super().__init__(
-            buffer_size,
-            observation_space,
-            action_space,
-            device=device,
-            n_envs=n_envs,
-            handle_timeout_termination=handle_timeout_termination,
+        # Not SB3's constructors, which allocate the arrays.
+        buffers.BaseBuffer.__init__(
+            self, buffer_size, observation_space, action_space, device, n_envs=n_envs
         )
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        if self.n_steps > self.buffer_size:
+            raise ValueError(
+                f"n_steps must be at most buffer_size // n_envs, {self.buffer_size}, "
+                f"got {self.n_steps}"
+            )
+        self.optimize_memory_usage = optimize_memory_usage
+        self.handle_timeout_termination = handle_timeout_termination
+        self._frame_stack = check_count("frame_stack", frame_stack)
         if seed is None:
             # The algorithm has just seeded this generator from its own `seed`, which it does not
             # pass on: one number from here makes the same `seed` the same training.
             seed = int(np.random.randint(2**31 - 1))  # noqa: NPY002
         self._seeds = generator(seed)
-        self._make_core = partial(
-            kary_replay.PrioritizedReplayBuffer,
-            self.buffer_size * self.n_envs,
-            self._take_declarations(),
-            alpha=alpha,
-            eps=eps,
-            weight_norm=weight_norm,
-            stratified=stratified,
-            lanes=self.n_envs,
-            fanout=fanout,
+        self._begin()
+
+    def _begin(self) -> None:
+        """With no rows."""
+        observations = Observations(self.observation_space, self.n_envs)
+        self._stack = self._new_stack(observations)
+        dtype = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
+        self._layout = Layout(
+            observations,
+            ((self.action_dim,), dtype),
+            next_in_time=self.optimize_memory_usage or self._frame_stack > 1,
+            stack=self._stack,
+            n_steps=self.n_steps,
         )
-        self._progress_remaining = 1.0
-        self._use_new_core(beta)
-
-    def _take_declarations(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shape and dtype of SB3's arrays.  They go, before they were touched, for the core's."""
-        arrays = {name: vars(self).pop(name) for name in _COLUMNS}
-        return {name: (array.shape[2:], array.dtype) for name, array in arrays.items()}
-
-    def _use_new_core(self, beta: Beta) -> None:
-        self._core = self._make_core(seed=int(self._seeds.integers(2**63)))
-        self.beta = beta
+        self._summed = Returns(self.n_steps, self.gamma)
+        self._core = self._new_core()
+        self._pos, self._full = 0, False
         self._show_rows()
+
+    def _new_stack(self, observations: Observations) -> FrameStack | None:
+        if self._frame_stack == 1:
+            return None
+        if observations.is_dict:
+            raise TypeError(
+                f"frame_stack must be 1 with observations in a Dict, got {self._frame_stack}"
+            )
+        return FrameStack(observations.parts[0], self._frame_stack, self.n_envs)
+
+    def _new_core(self) -> kary_replay.ReplayBuffer:
+        return kary_replay.ReplayBuffer(
+            self.buffer_size * self.n_envs,
+            self._layout.columns,
+            lanes=self.n_envs,
+            seed=self._next_seed(),
+        )
+
+    def _next_seed(self) -> int:
+        return int(self._seeds.integers(2**63))
 
     def _show_rows(self) -> None:
         """Makes the array attributes views of the core, in which slots of one step adjoin."""
-        for name in _COLUMNS:
-            rows = self._core.view(name)
-            vars(self)[name] = rows.reshape(self.buffer_size, self.n_envs, *rows.shape[1:])
+        self._views: dict[str, Observation] = {
+            name: self._view(name) for name in ("actions", "rewards", "dones", "timeouts")
+        }
+        for attribute in ("observations", "next_observations")[: 2 - self._layout.next_in_time]:
+            self._views[attribute] = self._layout.observations.put_together(attribute, self._view)
+
+    def _view(self, column: str) -> Array:
+        stored = self._core.view(column)
+        return stored.reshape(self.buffer_size, self.n_envs, *stored.shape[1:])
+
+    # SB3's constructor sets these two.  Everyone else who does has written to the arrays.
+
+    _pos, _full = 0, False
 
     @property
-    def alpha(self) -> float:
-        """Exponent of the priorities."""
-        return self._core.alpha
+    def pos(self) -> int:
+        """The row of the next step."""
+        return self._pos
+
+    @pos.setter
+    def pos(self, pos: int) -> None:
+        self._declare_filled(pos, self._full)
 
     @property
-    def beta(self) -> float:
-        """Exponent of the next sample's weights.  Set it to all that the constructor takes."""
-        return self._core.beta
+    def full(self) -> bool:
+        """Whether all rows are filled."""
+        return self._full
 
-    @beta.setter
-    def beta(self, beta: Beta) -> None:
-        self._core.beta = beta(self._progress_remaining) if callable(beta) else beta
-        self._beta = beta
+    @full.setter
+    def full(self, full: bool) -> None:
+        self._declare_filled(self._pos, full)
 
-    def anneal_beta(self, progress_remaining: float) -> None:
-        """Evaluates a beta that is a function of the remaining progress, from 1 to 0.
+    def _declare_filled(self, pos: int, full: bool) -> None:
+        """Takes for steps what the arrays hold in the rows before `pos`, or in all if `full`."""
+        if (pos, full) == (self._pos, self._full):
+            return
+        if self._layout.next_in_time:
+            raise AttributeError(
+                "pos and full cannot be set where observations are stored once: "
+                "rows come in by add and extend"
+            )
+        if not 0 <= pos < self.buffer_size:
+            raise IndexError(f"pos must be in 0 .. {self.buffer_size - 1}, got {pos}")
+        core = self._core
+        self._begin()
+        # Round the ring and up to `pos` again, so that the oldest row lies there.
+        steps = np.arange(pos + self.buffer_size if full else pos) % self.buffer_size
+        for start in range(0, len(steps), CHUNK):
+            self._copy_steps(core, steps[start : start + CHUNK])
+        self._pos, self._full = pos, full
+        for name in self._layout.stored:  # the rest of the arrays too
+            self._core.view(name)[...] = core.view(name)
 
-        ValueError if the function returns no finite number >= 0.
-        """
-        if callable(self._beta):
-            self._core.beta = self._beta(progress_remaining)
-        self._progress_remaining = progress_remaining
-
-    @property
-    def max_priority(self) -> float:
-        """The largest priority of any row now, which new rows get; 1.0 in an empty buffer."""
-        return self._core.max_priority
-
-    @property
-    def stale_updates(self) -> int:
-        """Priority updates that came after their rows had been overwritten."""
-        return self._core.stale_updates
+    def _copy_steps(self, core: kary_replay.ReplayBuffer, steps: npt.NDArray[np.int64]) -> None:
+        lanes = np.arange(self.n_envs)
+        slots = (steps[:, np.newaxis] * self.n_envs + lanes).ravel()
+        columns = {name: core.view(name)[slots] for name in self._layout.stored}
+        columns |= self._layout.flags(columns["dones"], columns["timeouts"])
+        self._core.add(**columns, lanes=np.tile(lanes, len(steps)))
 
     def add(
         self,
-        obs: Array,
-        next_obs: Array,
+        obs: Any,
+        next_obs: Any,
         action: Array,
         reward: Array,
         done: Array,
         infos: list[dict[str, Any]],
     ) -> None:
-        """Inserts one transition of each environment, with the largest priority now stored.
+        """Inserts one transition of each environment.
 
         Arguments have a leading axis of n_envs, which may be left out where it is 1.  Raises
         ValueError or TypeError, and inserts nothing, for values that the shapes and dtypes of the
-        spaces cannot hold.
+        spaces cannot hold, or that are no stacks of frames where these were announced.
         """
-        keys = self._core.add(
-            observations=_rows("obs", obs, self.observations),
-            next_observations=_rows("next_obs", next_obs, self.next_observations),
-            actions=_rows("action", self._flat_actions(action), self.actions),
-            rewards=_rows("reward", reward, self.rewards),
-            dones=_rows("done", np.asarray(done, np.float32), self.dones),
-            timeouts=_rows("infos", self._timeouts_of(infos), self.timeouts),
-        )
+        layout, stack, each = self._layout, self._stack, (self.n_envs,)
+        dones = rows("done", np.asarray(done, np.float32), each)
+        timeouts = self._timeouts_of(infos)
+        observed = layout.observations.taken_apart("obs", "observations", obs)
+        observed |= layout.observations.taken_apart("next_obs", "next_observations", next_obs)
+        stored = observed if stack is None else stack.frames(**observed)
+        stored["actions"] = rows("action", action, (*each, self.action_dim), in_any_shape=True)
+        stored["rewards"] = rows("reward", reward, each)
+        stored |= layout.flags(dones, timeouts)
+        keys = self._core.add(**stored)
+        if stack is not None:
+            ended = (dones != 0) | (timeouts != 0)
+            stack.move_on(observed["next_observations"], stored["next_age"], ended)
         steps = int(keys[0]) // self.n_envs + 1  # keys count the rows of all environments
-        self.pos = steps % self.buffer_size
-        self.full = steps >= self.buffer_size
-
-    def _flat_actions(self, action: npt.ArrayLike) -> Array:
-        """Actions as SB3 stores them, whatever the shape of the action space."""
-        array = np.asarray(action)
-        shape = self.n_envs, self.action_dim
-        return array.reshape(shape) if array.size == math.prod(shape) else array
+        self._pos = steps % self.buffer_size
+        self._full = steps >= self.buffer_size
 
     def _timeouts_of(self, infos: list[dict[str, Any]]) -> npt.NDArray[np.float32]:
+        timeouts = np.zeros(self.n_envs, np.float32)
         if not self.handle_timeout_termination:
-            return np.zeros(self.n_envs, np.float32)
-        return np.array([info.get("TimeLimit.truncated", False) for info in infos], np.float32)
+            return timeouts
+        if len(infos) != self.n_envs:
+            raise ValueError(f"infos must have length {self.n_envs}, got {len(infos)}")
+        for env, info in enumerate(infos):
+            if info.get("TimeLimit.truncated", False):
+                timeouts[env] = 1.0
+        return timeouts
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None
-    ) -> PrioritizedReplayBufferSamples:
-        """Draws `batch_size` transitions by priority, with replacement.
+    ) -> ReplayBufferSamples | DictReplayBufferSamples:
+        """Draws `batch_size` transitions with replacement.
 
         `env` normalizes observations and rewards, as in SB3.  Tensors lie on `device`; on the
         CPU they are the drawn copies themselves.  ValueError if the buffer is empty or
         `batch_size` is not >= 1.
         """
-        batch = self._core.sample(batch_size)
-        assert batch.weights is not None  # a prioritized core always weighs
-        terminated = batch["dones"] * (1 - batch["timeouts"])
-        rewards = self._normalize_reward(batch["rewards"].reshape(-1, 1), env)
-        return PrioritizedReplayBufferSamples(
-            observations=self._tensor(self._normalize_obs(batch["observations"], env)),
-            actions=self._tensor(batch["actions"]),
-            next_observations=self._tensor(self._normalize_obs(batch["next_observations"], env)),
-            dones=self._tensor(terminated.reshape(-1, 1)),
-            rewards=self._tensor(rewards),
-            discounts=None,
-            weights=self._tensor(batch.weights.reshape(-1, 1)),
-            keys=batch.keys,
+        return self._kind(*self._fields(self._core.sample(batch_size).columns, env))
+
+    def _get_samples(  # type: ignore[override]
+        self, batch_inds: npt.ArrayLike, env: VecNormalize | None = None
+    ) -> ReplayBufferSamples | DictReplayBufferSamples:
+        """The transitions of these rows, of environments drawn as SB3 draws them."""
+        steps = np.asarray(batch_inds)
+        envs = np.random.randint(0, self.n_envs, size=len(steps))  # noqa: NPY002
+        return self._kind(*self._fields(self._core.read(steps * self.n_envs + envs), env))
+
+    @property
+    def _kind(self) -> type[ReplayBufferSamples | DictReplayBufferSamples]:
+        is_dict = self._layout.observations.is_dict
+        return DictReplayBufferSamples if is_dict else ReplayBufferSamples
+
+    def _fields(self, batch: dict[str, Array], env: VecNormalize | None) -> Fields:
+        """SB3's fields of a sample.  It normalizes every reward before it sums them."""
+        layout, tensor = self._layout, self._to_tensor()
+        obs = layout.observation(batch, "observations")
+        next_obs = layout.observation(batch, "next_observations")
+        rewards, discounts = layout.rewards(batch), None
+        if env is not None:
+            obs, next_obs = self._normalize_obs(obs, env), self._normalize_obs(next_obs, env)
+            rewards = self._normalize_reward(rewards, env)
+        if self.n_steps > 1:
+            rewards, discounts = self._summed.of(rewards, layout.steps(batch))
+        return (
+            _each(tensor, obs),
+            tensor(batch["actions"]),
+            _each(tensor, next_obs),
+            tensor(layout.terminated(batch)),
+            tensor(rewards),
+            None if discounts is None else tensor(discounts),
         )
 
-    def _tensor(self, array: Any) -> th.Tensor:
-        return self.to_torch(array, copy=False)  # drawn rows are copies already
-
-    def update_priorities(self, keys: npt.ArrayLike, td_errors: Any) -> int:
-        """Gives rows the priority abs(td_error) + eps.
-
-        Takes `keys` as `sample` returned them and `td_errors` of shape (B,) or (B, 1), signed: a
-        tensor on any device, with or without grad, or an array.  Returns how many were applied;
-        the rows of the others have been overwritten since, and `stale_updates` counts them.
-
-        Raises ValueError for a TD error that is not finite, IndexError for an unknown key.
-        """
-        return self._core.update_priorities(keys, td_errors)
+    def _to_tensor(self) -> Callable[[Array], th.Tensor]:
+        """To the device.  On the CPU nothing is copied: what was drawn is a copy already."""
+        device = self.device if isinstance(self.device, th.device) else th.device(self.device)
+        return th.from_numpy if device.type == "cpu" else self.to_torch
 
     def reset(self) -> None:
-        """Forgets all rows, priorities and keys.
-
-        Settings stay, a beta that was set too (a schedule starts again), and draws go on to new
-        random numbers.
-        """
-        super().reset()
-        self._use_new_core(self._beta)
+        """Forgets all rows, keys and priorities; draws go on to new random numbers."""
+        del self._core, self._views  # first, lest both need memory
+        self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name not in _COLUMNS}
-        # A function of the progress may be a lambda, which pickle refuses and SB3's models save.
-        return state | {"_beta": cloudpickle.dumps(self._beta)}
+        return {name: value for name, value in vars(self).items() if name != "_views"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _beta=cloudpickle.loads(state["_beta"]))
+        vars(self).update(state)
         self._show_rows()
 
 
-_COLUMNS = [
-    name for name, value in vars(PrioritizedReplayBuffer).items() if isinstance(value, _Column)
-]
+class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):  # type: ignore[misc]
+    """Takes the place of SB3's `DictReplayBuffer`: a `ReplayBuffer` of Dict observations.
+
+    Raises TypeError for another observation space.
+    """
+
+    def __init__(
+        self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any
+    ) -> None:
+        if not isinstance(observation_space, spaces.Dict):
+            raise TypeError(f"observation_space must be a Dict, got {observation_space}")
+        super().__init__(buffer_size, observation_space, *args, **kwargs)
 
 
-def _check_supported(observation_space: spaces.Space[Any], optimize_memory_usage: bool) -> None:
-    if not isinstance(observation_space, spaces.Box):
-        raise TypeError(f"observation_space must be a Box, got {observation_space}")
-    if optimize_memory_usage:
-        raise ValueError(
-            "optimize_memory_usage must be False: each row holds both of its observations"
-        )
+class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):  # type: ignore[misc]
+    """Takes the place of SB3's `NStepReplayBuffer`: a `ReplayBuffer` of n-step returns.
+
+    Parameters
+    ----------
+    n_steps : int >= 1
+        Rewards are summed over so many steps, or as many as there are before the episode ends or
+        the newest step comes.
+    gamma : float >= 0
+        What each further one counts less.
+    *args, **kwargs
+        As for `ReplayBuffer`.  Observations may be stored once here too.
+    """
+
+    def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
+        self.n_steps, self.gamma = check_count("n_steps", n_steps), check_number("gamma", gamma)
+        super().__init__(*args, **kwargs)
+
+    def _fields(self, batch: dict[str, Array], env: VecNormalize | None) -> Fields:
+        *fields, discounts = super()._fields(batch, env)
+        if discounts is None:  # of one step
+            discounts = th.full_like(fields[4], self.gamma)
+        return (*fields, discounts)
 
 
-def _rows(name: str, values: npt.ArrayLike, column: Array) -> Array:
-    """`values` if they are a row of `column`; a single environment may leave out its axis."""
-    array, shape = np.asarray(values), column.shape[1:]
-    if array.shape == shape:
-        return array
-    if shape[0] == 1 and array.shape == shape[1:]:
-        return array[np.newaxis]
-    raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+def _each(tensor: Callable[[Array], th.Tensor], observation: Observation) -> Any:
+    if isinstance(observation, dict):
+        return {key: tensor(array) for key, array in observation.items()}
+    return tensor(observation)
+
+
+def _copy_into(name: str, column: Array, given: Any) -> None:
+    if np.shape(given) != column.shape:
+        raise ValueError(f"{name} must have shape {column.shape}, got {np.shape(given)}")
+    column[...] = given
