@@ -1,4 +1,4 @@
-"""kary_replay.adapters.tianshou.PrioritizedVectorReplayBuffer against what it replaces."""
+"""kary_replay.adapters.tianshou beside what it replaces, the prioritized vector class above all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ import torch
 from tianshou.data import Batch
 
 from kary_replay import LinearSchedule
-from kary_replay.adapters.tianshou import PrioritizedVectorReplayBuffer
+from kary_replay.adapters import tianshou as adapter
+from kary_replay.adapters.tianshou import (
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    VectorReplayBuffer,
+)
 
 Buffer = PrioritizedVectorReplayBuffer
 
@@ -510,7 +515,6 @@ def test_an_empty_buffer_can_be_copied() -> None:
         ({"beta": np.nan}, ValueError, "beta"),
         ({"eps": -1e-3}, ValueError, "eps"),
         ({"fanout": 3}, ValueError, "fanout"),
-        ({"stack_num": 2, "sample_avail": True}, ValueError, "sample_avail"),
         ({"ignore_obs": True}, TypeError, "ignore_obs"),
     ],
     ids=str,
@@ -527,3 +531,245 @@ def test_wrong_arguments_are_named(
 def test_tianshous_own_order_of_arguments() -> None:
     buffer = Buffer(100, 10, alpha=0.6, beta=0.4)
     assert (buffer.maxsize, buffer.buffer_num, buffer.beta) == (100, 10, 0.4)
+
+
+# All four
+
+
+CLASSES = {
+    "ReplayBuffer": (12,),
+    "VectorReplayBuffer": (12, 3),
+    "PrioritizedReplayBuffer": (12, 0.6, 0.4),
+    "PrioritizedVectorReplayBuffer": (12, 3, 0.6, 0.4),
+}
+
+
+def make_both(name: str) -> tuple[Any, Any]:
+    """One of ours, and one of Tianshou's."""
+    arguments = CLASSES[name]
+    if "Prioritized" in name:
+        keywords = dict(zip(("alpha", "beta"), arguments[-2:], strict=True))
+        arguments = arguments[:-2]
+    else:
+        keywords = {}
+    return tuple(  # type: ignore[return-value]
+        getattr(module, name)(*arguments, **keywords) for module in (adapter, tianshou.data)
+    )
+
+
+def fill_both(buffers: tuple[Any, Any], calls: int = 6) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(calls):
+        batch = steps(getattr(buffers[0], "buffer_num", 1), rng)
+        for buffer in buffers:
+            buffer.add(batch, None if hasattr(buffer, "buffer_num") else [0])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("other", CLASSES)
+def test_what_was_an_instance_is_one_after_the_swap(name: str, other: str) -> None:
+    ours, theirs = make_both(name)
+    their_class, our_class = getattr(tianshou.data, other), getattr(adapter, other)
+    relation = isinstance(theirs, their_class)
+    assert isinstance(ours, their_class) == relation
+    assert isinstance(ours, our_class) == relation
+    assert isinstance(theirs, our_class) == relation
+
+
+def test_no_others_are_instances_of_a_users_subclass() -> None:
+    class Mine(adapter.ReplayBuffer):
+        pass
+
+    assert isinstance(Mine(3), Mine)
+    assert isinstance(Mine(3), adapter.ReplayBuffer)
+    for other in (adapter.ReplayBuffer(3), tianshou.data.ReplayBuffer(3)):
+        assert not isinstance(other, Mine)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_file_of_tianshous_class_can_be_loaded(name: str, tmp_path: Path) -> None:
+    ours, theirs = both = make_both(name)
+    fill_both(both)
+    rows = theirs.sample_indices(0)
+    if "Prioritized" in name:
+        theirs.update_weight(rows, np.linspace(1.0, 2.0, len(rows)))
+    theirs.save_hdf5(str(tmp_path / "theirs.hdf5"), compression="gzip")
+    loaded = type(ours).load_hdf5(str(tmp_path / "theirs.hdf5"))
+    assert_same_content(loaded, theirs)
+    if "Prioritized" in name:
+        np.testing.assert_allclose(loaded.weight[rows], theirs.weight[rows])
+        assert set(loaded.sample(64)[1]) <= set(rows)
+    fill_both((loaded, theirs))
+    assert_same_content(loaded, theirs)
+
+
+def test_a_buffer_can_be_made_from_datasets() -> None:
+    columns = [np.arange(5.0)] * 3 + [np.zeros(5, bool)] * 3 + [np.arange(5.0)]
+    ours, theirs = (module.ReplayBuffer.from_data(*columns) for module in (adapter, tianshou.data))
+    assert_same_content(ours, theirs)
+
+
+def test_tianshous_cached_buffer_takes_ours() -> None:
+    ours, theirs = (
+        tianshou.data.CachedReplayBuffer(module.ReplayBuffer(12), 3, 5)
+        for module in (adapter, tianshou.data)
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        batch = steps(3, rng)
+        ours.add(batch)
+        theirs.add(batch)
+        assert_same_content(ours, theirs)
+    assert len(ours.main_buffer) > 0
+
+
+def test_a_row_for_each_of_several_steps_of_one_environment() -> None:
+    buffer = tianshou.data.VectorReplayBuffer(12, 3), adapter.VectorReplayBuffer(12, 3)
+    for each in buffer:
+        added = each.add(steps(4, np.random.default_rng(1)), [1, 1, 0, 1])
+        assert added[0].tolist() == [4, 5, 0, 6]
+    assert_same_content(*reversed(buffer))
+
+
+@pytest.mark.parametrize(
+    ("batch", "buffer_ids", "error", "message"),
+    [
+        (steps(2), [0, 1, 2], ValueError, "one row for each of buffer_ids, got 2"),
+        (steps(3), [0, 1, 3], IndexError, "3"),
+        (Batch(obs=np.zeros((3, 2)), act=np.zeros(3)), None, ValueError, "'rew'.* are missing"),
+    ],
+)
+def test_a_wrong_batch_is_refused(
+    batch: Batch, buffer_ids: Any, error: type[Exception], message: str
+) -> None:
+    buffer = adapter.VectorReplayBuffer(12, 3)
+    with pytest.raises(error, match=message):
+        buffer.add(batch, buffer_ids)
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("buffer_ids", [[1], [0, 0], []])
+def test_a_buffer_without_sub_buffers_has_one_id(buffer_ids: list[int]) -> None:
+    buffer = adapter.ReplayBuffer(12)
+    with pytest.raises(ValueError, match=r"buffer_ids must be \[0\]"):
+        buffer.add(steps(1), buffer_ids)
+
+
+def test_nulls_are_seen_whichever_method_wrote_them() -> None:
+    buffer = adapter.VectorReplayBuffer(12, 3)
+    fill_both((buffer, adapter.VectorReplayBuffer(12, 3)))
+    assert not buffer.hasnull()
+    buffer.set_array_at_key(np.array([np.nan]), "rew", index=np.array([0]))
+    assert buffer.hasnull()
+    assert buffer.isnull().rew.any()
+    for _ in range(4):  # over all rows
+        buffer.add(steps(3))
+    assert not buffer.hasnull()
+    wrong = steps(3)
+    wrong.obs[1, 1] = np.nan
+    buffer.add(wrong)
+    assert buffer.hasnull()
+    buffer.reset()
+    buffer.add(steps(3))
+    assert not buffer.hasnull()
+    late = steps(3)
+    late.info = Batch(late=np.array(["a", "b", "c"], object))
+    buffer.add(late)
+    assert buffer.hasnull()  # of the rows before there is None
+
+
+def test_sub_buffers_are_views() -> None:
+    buffer = filled(5)
+    first, second = buffer.buffers[:2]
+    assert [len(first), first._insertion_idx, len(second)] == [4, 1, 4]
+    assert first.last_index.tolist() == [0]
+    for write in (
+        first.reset,
+        lambda: first.add(steps(1)[0]),
+        lambda: first.update(second),
+        lambda: first.set_array_at_key(np.zeros(4), "rew"),
+    ):
+        with pytest.raises(NotImplementedError, match="the buffer of all sub-buffers"):
+            write()
+    assert len(buffer) == 12
+
+
+def test_sub_buffers_that_know_all_can_be_written_to() -> None:
+    buffer = VectorReplayBuffer(12, 3)
+    for _ in range(5):
+        buffer.add(steps(3))
+    first = buffer.buffers[0]
+    first.reset()
+    assert len(buffer) == 8
+    first.add(steps(1), [0])
+    assert len(buffer) == 9
+    assert buffer.sample_indices(0).tolist() == [0, *range(5, 8), 4, *range(9, 12), 8]
+
+
+def test_an_update_is_late_where_rows_have_been_dropped() -> None:
+    buffer = PrioritizedReplayBuffer(7, alpha=0.6, beta=0.4)
+    rows = steps(7)
+    rows.rew = np.array([0.0, 1.0, np.nan, 3.0, 4.0, 5.0, 6.0])
+    for row in range(7):
+        buffer.add(rows[row])
+    _, drawn = buffer.sample(50)
+    buffer.dropnull()
+    buffer.update_weight(drawn, np.full(50, 9.0))
+    assert buffer.weight[np.arange(6)].tolist() == [1.0] * 6
+    assert buffer.stale_updates == 50
+    buffer.sample(50)
+
+
+def test_rows_with_nulls_can_be_dropped_where_rows_may_move() -> None:
+    ours, theirs = both = make_both("PrioritizedReplayBuffer")
+    fill_both(both, calls=12)
+    for buffer in both:
+        buffer.set_array_at_key(np.array([np.nan]), "rew", index=np.array([5]))
+        buffer.dropnull()
+    assert not ours.hasnull()
+    assert_same_content(ours, theirs)
+    assert ours.weight[np.arange(12)].tolist() == [1.0] * 11 + [0.0]
+    with pytest.raises(NotImplementedError, match="without sub-buffers"):
+        filled().dropnull()
+
+
+def test_rows_taken_over_from_another_buffer_are_drawn() -> None:
+    (ours, theirs), other = make_both("PrioritizedReplayBuffer"), adapter.ReplayBuffer(7)
+    rng = np.random.default_rng(0)
+    for _ in range(9):
+        other.add(steps(1, rng), [0])
+    for buffer in (ours, theirs):
+        assert buffer.update(other).tolist() == list(range(7))
+    assert_same_content(ours, theirs)
+    assert set(ours.sample(64)[1].tolist()) == set(range(7))
+    assert ours.update(adapter.ReplayBuffer(3)).tolist() == []
+
+
+def test_uniform_draws_are_over_the_rows_of_all_sub_buffers() -> None:
+    buffer = adapter.VectorReplayBuffer(20, 4, random_seed=5)
+    for ids in (range(4), range(4), [0, 3], [3], [0], [0], [0]):
+        buffer.add(steps(len(ids)), list(ids))
+    live = buffer.sample_indices(0)
+    assert len(live) == 13
+    seen = np.bincount(buffer.sample_indices(26_000), minlength=20)
+    assert seen[live].sum() == 26_000
+    chi_square = ((seen[live] - 2_000) ** 2 / 2_000).sum()
+    assert abs(chi_square - 12) < 5 * 24**0.5
+
+
+def test_uniform_draws_from_sub_buffers_of_one_row() -> None:
+    buffer = adapter.VectorReplayBuffer(3, 3)
+    buffer.add(steps(1), [2])
+    assert buffer.sample_indices(8).tolist() == [2] * 8
+    with pytest.raises(ValueError, match="empty buffer"):
+        adapter.VectorReplayBuffer(3, 3).sample_indices(1)
+
+
+def test_uniform_draws_with_sample_avail_have_whole_stacks() -> None:
+    buffer = adapter.VectorReplayBuffer(12, 3, stack_num=2, sample_avail=True)
+    batch = steps(3)
+    batch.terminated[:] = batch.truncated[:] = False
+    for _ in range(3):
+        buffer.add(batch)
+    assert set(buffer.sample_indices(64).tolist()) == {1, 2, 5, 6, 9, 10}
+    assert sorted(buffer.sample_indices(None)) == [1, 2, 5, 6, 9, 10]

@@ -1,4 +1,4 @@
-"""Tianshou's DQN and its trainer, as they are, on our buffer."""
+"""Tianshou's DQN and its trainer, as they are, on our buffers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("tianshou")
 
 import gymnasium as gym
+import tianshou.data
 import torch
 from tianshou.algorithm import DQN
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
@@ -19,7 +20,13 @@ from tianshou.env import DummyVectorEnv
 from tianshou.trainer import OffPolicyTrainerParams
 from tianshou.utils.net.common import Net
 
-from kary_replay.adapters.tianshou import PrioritizedVectorReplayBuffer
+from kary_replay.adapters.tianshou import (
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    VectorReplayBuffer,
+)
+from kary_replay.adapters.tianshou.n_step import NStepReturnsOfRows
 
 
 @pytest.fixture(autouse=True)
@@ -50,22 +57,26 @@ class Recording(PrioritizedVectorReplayBuffer):
 
 def train(seed: int = 0, steps: int = 240, **keywords: Any) -> tuple[DQN, Recording]:
     """`steps` steps in 4 environments, and a gradient step for every 4 of them."""
+    buffer = Recording(200, 4, alpha=0.6, beta=0.4, random_seed=seed, **keywords)
+    return train_on(buffer, seed, steps, 4), buffer
+
+
+def train_on(buffer: Any, seed: int, steps: int, env_num: int, cls: type[DQN] = DQN) -> DQN:
     torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (Tianshou's exploration)
-    envs = DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 4)
+    envs = DummyVectorEnv([lambda: gym.make("CartPole-v1")] * env_num)
     envs.seed(seed)
     policy = DiscreteQLearningPolicy(
         model=Net(state_shape=4, action_shape=2, hidden_sizes=[8]),
         action_space=gym.spaces.Discrete(2),
         eps_training=0.3,
     )
-    algorithm = DQN(
+    algorithm = cls(
         policy=policy,
         optim=AdamOptimizerFactory(lr=1e-3),
         n_step_return_horizon=3,
         target_update_freq=20,
     )
-    buffer = Recording(200, 4, alpha=0.6, beta=0.4, random_seed=seed, **keywords)
     collector = Collector(policy, envs, buffer, exploration_noise=True)
     collector.reset()
     algorithm.run_training(
@@ -80,7 +91,7 @@ def train(seed: int = 0, steps: int = 240, **keywords: Any) -> tuple[DQN, Record
             verbose=False,
         )
     )
-    return algorithm, buffer
+    return algorithm
 
 
 def parameters(algorithm: DQN) -> torch.Tensor:
@@ -127,3 +138,37 @@ def test_same_seeds_same_parameters(weight_norm: bool) -> None:
     assert torch.equal(parameters(first[0]), parameters(second[0]))
     other, _ = train(seed=2, weight_norm=weight_norm)
     assert not torch.equal(parameters(first[0]), parameters(other))
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore_obs_next": True}], ids=str)
+def test_training_on_a_uniform_buffer_is_the_same_to_the_last_bit(options: dict[str, Any]) -> None:
+    theirs, ours = (
+        train_on(cls(60, random_seed=5, **options), seed=3, steps=160, env_num=1)
+        for cls in (tianshou.data.ReplayBuffer, ReplayBuffer)
+    )
+    assert torch.equal(parameters(theirs), parameters(ours))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: VectorReplayBuffer(120, 4),
+        lambda: PrioritizedVectorReplayBuffer(120, 4, alpha=0.6, beta=0.4),
+        lambda: PrioritizedReplayBuffer(120, alpha=0.6, beta=0.4),
+        lambda: VectorReplayBuffer(120, 4, ignore_obs_next=True),
+        lambda: tianshou.data.ReplayBuffer(120),
+    ],
+    ids=["vector", "prioritized vector", "prioritized", "without obs_next", "Tianshou's"],
+)
+def test_n_step_returns_of_rows_train_the_same_to_the_last_bit(make: Any) -> None:
+    class FasterDQN(NStepReturnsOfRows, DQN):
+        pass
+
+    buffers = [make(), make()]
+    env_num = getattr(buffers[0], "buffer_num", 1)
+    plain, faster = (
+        train_on(buffer, seed=3, steps=160, env_num=env_num, cls=cls)
+        for buffer, cls in zip(buffers, (DQN, FasterDQN), strict=True)
+    )
+    assert torch.equal(parameters(plain), parameters(faster))
+    assert len(buffers[0]) == 120

@@ -1,5 +1,12 @@
 """For Tianshou 2."""
 
-from .buffers import PrioritizedVectorReplayBuffer
+from .buffers import ReplayBuffer
+from .prioritized import PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer
+from .vector import VectorReplayBuffer
 
-__all__ = ["PrioritizedVectorReplayBuffer"]
+__all__ = [
+    "PrioritizedReplayBuffer",
+    "PrioritizedVectorReplayBuffer",
+    "ReplayBuffer",
+    "VectorReplayBuffer",
+]

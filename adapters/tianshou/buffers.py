@@ -1,262 +1,287 @@
-"""Tianshou's replay buffers, with the draws of the K-ary sum tree."""
+"""Tianshou's replay buffer: its storage and its semantics, by shorter ways."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+import h5py  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 from tianshou import data
-from tianshou.data.types import PrioBatchProtocol
+from tianshou.data.batch import alloc_by_keys_diff, create_value
+from tianshou.data.types import RolloutBatchProtocol
+from tianshou.data.utils.converter import to_hdf5
 
 from kary_replay.checks import check_count
-from kary_replay.sampler import (
-    Draw,
-    Int64s,
-    LinearSchedule,
-    PrioritizedSampler,
-    generator,
-)
 
-# Of each index: no TD error is awaited; its row was drawn, and its TD error is awaited; the row
-# that was drawn has been overwritten while its TD error was awaited.
-IDLE, DRAWN, LOST = np.uint8(0), np.uint8(1), np.uint8(2)
+from .lanes import Array, Int64s
+from .rows import any_nan, any_null, plain_copies, put, shallow
+
+REQUIRED = frozenset({"obs", "act", "rew", "terminated", "truncated"})
+STACKED = frozenset({"obs", "obs_next", "info", "policy"})
+# Of every batch, behind obs; in Tianshou's order.
+FIELDS = ("act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
+NOTHING = data.Batch()
 
 
-class PrioritizedVectorReplayBuffer(data.PrioritizedVectorReplayBuffer):
-    """Takes the place of `tianshou.data.PrioritizedVectorReplayBuffer`: change the import.
+class InPlaceOf(type):
+    """Counts as instances those of the class that is replaced, too.
 
-    The rows lie in Tianshou's own storage, one sub-buffer for each environment; a draw is over
-    the rows of all of them, by priority.
+    So checks hold whose import was changed, for buffers that Tianshou makes by itself; its
+    `CachedReplayBuffer` asks whether its own buffers are instances of the main one's class.
+    """
 
-    What an algorithm makes of weights and priorities is Tianshou's: DQN with `huber_loss_delta`
-    ignores the weights; BCQ, CQL, CRR and imitation hand weights back in place of TD errors, and
-    multi-agent training hands nothing back.  Do not prioritize those.
+    def __instancecheck__(cls, instance: Any) -> bool:
+        replaced = cls.__dict__.get("replaces")  # a subclass's own, and so not a user's
+        return isinstance(instance, replaced) if replaced else super().__instancecheck__(instance)
+
+
+class ReplayBuffer(data.ReplayBuffer, metaclass=InPlaceOf):
+    """Takes the place of `tianshou.data.ReplayBuffer`: change the import.
 
     Parameters
     ----------
-    total_size : int >= 1
-        Rows in all; each sub-buffer gets total_size / buffer_num, rounded up.
-    buffer_num : int >= 1
-        Sub-buffers: at least as many as the collector has environments.
-    alpha : float >= 0
-        Exponent of the priorities; 0 draws uniformly.
-    beta : float >= 0, or kary_replay.LinearSchedule
-        Exponent of the weights.  A schedule moves one step a draw; `set_beta` changes it.
-    weight_norm : bool
-        Weights are divided by the largest in the batch, or left as (N * probability) ** -beta.
-    eps : float >= 0
-        Added to abs(TD error).
-    stratified : bool
-        One draw from each of batch_size equal strata of the total, or independent draws.
-    fanout : int, a power of two
-        Of the sum tree.
-    stack_num, ignore_obs_next, save_only_last_obs, sample_avail
-        As for `tianshou.data.ReplayBuffer`; `sample_avail` cannot be had with a `stack_num`
-        above 1 (Tianshou's class ignores it).
+    size : int >= 0
+        Rows.
+    stack_num : int >= 1
+        Observations in a stack, none of them of another episode.
+    ignore_obs_next : bool
+        Next observations are not stored: they are those of the next rows.
+    save_only_last_obs : bool
+        Of observations that come as stacks the last is stored.
+    sample_avail : bool
+        Only rows with `stack_num` rows of their episode behind them, their own included, are drawn.
     random_seed : int
-        Of the draws.  NumPy's global generator is not used.
+        Of the draws, which are those of Tianshou's class.
 
-    Attributes
-    ----------
-    stale_updates : int
-        Priorities that came for rows overwritten since their draw, see `update_weight`.
+    `hasnull` takes constant time: rows are looked at when they are written by a method of the
+    buffer.  What is written past it, into the arrays themselves, `isnull` finds.
 
-    There is no attribute `weight`: Tianshou's segment tree is not kept.  The buffer is for one
-    thread at a time.  ValueError or TypeError names an argument that is wrong.
+    What `add` refuses leaves the buffer as it was.
     """
+
+    replaces: ClassVar[type] = data.ReplayBuffer
 
     def __init__(
         self,
-        total_size: int,
-        buffer_num: int,
-        alpha: float,
-        beta: float | LinearSchedule,
-        weight_norm: bool = True,
-        *,
-        eps: float = 1e-6,
-        stratified: bool = True,
-        fanout: int = 8,
+        size: int,
         stack_num: int = 1,
         ignore_obs_next: bool = False,
         save_only_last_obs: bool = False,
         sample_avail: bool = False,
         random_seed: int = 42,
     ) -> None:
-        check_count("total_size", total_size)
-        check_count("buffer_num", buffer_num)
-        if sample_avail and stack_num > 1:
-            raise ValueError("sample_avail must be False with stack_num > 1: draws are by priority")
-        children = [
-            data.ReplayBuffer(
-                -(-total_size // buffer_num),
-                stack_num=stack_num,
-                ignore_obs_next=ignore_obs_next,
-                save_only_last_obs=save_only_last_obs,
-                sample_avail=sample_avail,
-            )
-            for _ in range(buffer_num)
-        ]
-        # The parent would build a segment tree for itself and one for each child.  All that
-        # uses them is replaced below.
-        data.ReplayBufferManager.__init__(self, children)
-        self.options.update(alpha=alpha, beta=beta)
-        self._weight_norm = False  # read by __getitem__; what get_weight returns is normalised
-        self._sampler = PrioritizedSampler(
-            self.maxsize,
-            alpha=alpha,
-            beta=beta,
-            eps=eps,
-            weight_norm="batch" if weight_norm else "none",
-            stratified=stratified,
-            fanout=fanout,
-            rng=generator(random_seed, "random_seed"),
+        if size != 0:
+            check_count("size", size)
+        check_count("stack_num", stack_num)
+        # By its name: the next class of a prioritized buffer takes other arguments.
+        data.ReplayBuffer.__init__(
+            self,
+            int(size),
+            stack_num,
+            ignore_obs_next,
+            save_only_last_obs,
+            sample_avail,
+            random_seed,
         )
-        self._draws = np.full(self.maxsize, IDLE)
-        self.stale_updates = 0
+        self._checked: Any = self._meta
 
-    @property
-    def beta(self) -> float:
-        """Exponent of the next draw's weights."""
-        return self._sampler.beta
-
-    def set_beta(self, beta: float | LinearSchedule) -> None:
-        """Takes a number or a schedule for the draws to come."""
-        self._sampler.set_beta(beta)
-
-    def init_weight(self, index: int | npt.NDArray[Any]) -> None:
-        """Gives rows just written, as `add` calls it, the largest priority in the buffer."""
-        written = np.atleast_1d(index)
-        self._sampler.update(written, self._sampler.new_mass())
-        self._lose(written)
-
-    def reset(self, keep_statistics: bool = False) -> None:
-        """Forgets all rows and their priorities."""
-        super().reset(keep_statistics)
-        self._sampler.forget()
-        self._lose(slice(None))
-
-    def sample(self, batch_size: int | None) -> tuple[PrioBatchProtocol, Int64s]:
-        """Draws rows by priority, with replacement.
+    def add(
+        self,
+        batch: RolloutBatchProtocol,
+        buffer_ids: npt.NDArray[np.int_] | list[int] | None = None,
+    ) -> tuple[Array, Array, Array, Array]:
+        """Stores one transition.
 
         Parameters
         ----------
-        batch_size : int or None
-            0 gives all rows in order, None all rows in random order, a negative number none.
+        batch : Batch
+            With obs, act, rew, terminated, truncated, and obs_next unless it is ignored.
+        buffer_ids : [0] or None
+            [0] says that `batch` has a leading axis of 1.
 
         Returns
         -------
-        batch : with `batch.weight`, float32, shape (batch_size,)
-        indices : int64 array, shape (batch_size,), for `update_weight`
+        Its index, and of the episode that it ends, if it does, return and length (else 0); the
+        index at which its episode began.  Arrays of shape (1,).
 
-        Raises ValueError if the buffer is empty.
+        Raises ValueError for what does not fit, and leaves the buffer as it was.
         """
-        self._check_filled()
-        if batch_size is None or batch_size < 1:
-            batch, indices = super().sample(batch_size)
-        else:
-            indices, _, weights = self._draw(batch_size)
-            assert weights is not None
-            batch = cast(PrioBatchProtocol, data.ReplayBufferManager.__getitem__(self, indices))
-            batch.weight = weights
-        self._draws[indices] = DRAWN
-        return batch, indices
+        lead = () if buffer_ids is None else (1,)
+        if lead and (list(buffer_ids) != [0] or len(batch) != 1):  # type: ignore[arg-type]
+            raise ValueError(
+                "buffer_ids must be [0], for a batch of one row, or None; got "
+                f"{buffer_ids!r} for {len(batch)} rows"
+            )
+        values = self._values(batch, lead)
+        reward, done = (values.rew[0], values.done[0]) if lead else (values.rew, values.done)
+        self._store(np.array([self._insertion_idx]), values, lead)
+        index, *episode = self._update_state_pre_add(reward, done)
+        return np.array([index]), *(np.array([of_it]) for of_it in episode)  # type: ignore[return-value]
 
-    def sample_indices(self, batch_size: int | None) -> Int64s:
-        """The indices alone, as `sample` draws them."""
+    def _values(self, batch: Any, lead: tuple[int, ...]) -> data.Batch:
+        """What is stored of `batch`, which stays as it is."""
+        missing = REQUIRED - batch.get_keys()
+        if missing:
+            raise ValueError(f"batch must have {sorted(REQUIRED)}, {sorted(missing)} are missing")
+        values = data.Batch()
+        fields = values.__dict__
+        fields.update(self._stored(batch.__dict__))
+        fields["done"] = np.logical_or(batch.terminated, batch.truncated)
+        if not self._save_obs_next:
+            fields.pop("obs_next", None)
+        if self._save_only_last_obs:
+            newest = (*(slice(None),) * len(lead), -1)
+            for key in fields.keys() & {"obs", "obs_next"}:
+                values[key] = values[key][newest]
+        return values
+
+    def _stored(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Those of a batch's fields that are stored: all of them."""
+        return fields
+
+    def _store(self, rows: Int64s, values: data.Batch, lead: tuple[int, ...]) -> None:
+        """Writes rows; all of them, or none and an error."""
+        copies = plain_copies(cast(data.Batch, self._meta), values, lead)
+        if copies is None:
+            self._store_anything(rows, values, stack=not lead)
+            return
+        for column, value in copies:
+            column[rows] = value
+        if any_nan(copies):
+            self._doubt()
+
+    def _store_anything(self, rows: Int64s, values: data.Batch, stack: bool) -> None:
+        """As Tianshou stores objects, tensors, and keys that are missing or new."""
+        columns = shallow(cast(data.Batch, self._meta))
+        before = self._meta[rows] if self._meta.get_keys() else None
+        try:
+            self._assign(rows, values, stack)
+        except Exception:
+            self._meta = cast(Any, columns)
+            self._columns_changed()
+            if before is not None:
+                self._meta[rows] = before
+            raise
+        if any_null(self._meta[rows]):
+            self._doubt()
+
+    def _assign(self, rows: Int64s, values: data.Batch, stack: bool) -> None:
+        try:
+            self._meta[rows] = values
+        except ValueError:  # there are columns to make
+            for key, dtype in (
+                ("rew", float),
+                ("done", bool),
+                ("terminated", bool),
+                ("truncated", bool),
+            ):
+                values[key] = values[key].astype(dtype)
+            if self._meta.get_keys():
+                alloc_by_keys_diff(self._meta, cast(Any, values), self.maxsize, stack)
+            else:
+                self._meta = cast(Any, create_value(values, self.maxsize, stack))
+            self._columns_changed()
+            self._meta[rows] = values
+
+    def _columns_changed(self) -> None:
+        self._doubt()  # rows that are there already have None in a new column of objects
+
+    def update(self, buffer: data.ReplayBuffer) -> Array:
+        """Takes over the rows of another buffer; returns the indices that they have here."""
+        self._doubt()
+        return super().update(buffer)
+
+    def set_array_at_key(self, *args: Any, **kwargs: Any) -> None:
+        """Sets values of one key, as Tianshou does."""
+        self._doubt()
+        super().set_array_at_key(*args, **kwargs)
+
+    def hasnull(self) -> bool:
+        """Whether a row holds NaN or None; in constant time while none does."""
+        if self._checked is self._meta:
+            return False
+        has_null = super().hasnull()
+        if not has_null:
+            self._checked = self._meta
+        return has_null
+
+    def _doubt(self) -> None:
+        """The next `hasnull` has to look at all rows."""
+        self._checked = None
+
+    def sample_indices(self, batch_size: int | None) -> Array:
+        """Draws indices, with replacement.
+
+        0 gives those of all rows in order, None of all rows in random order, a negative number
+        none.
+        """
         if batch_size is None:
-            return self._sampler.rng.permutation(self.sample_indices(0))
-        if batch_size < 1:
-            return super().sample_indices(batch_size)
-        self._check_filled()
-        return self._draw(batch_size).slots
+            return self._random_state.permutation(self.sample_indices(0))
+        return super().sample_indices(batch_size)
 
-    def get_weight(self, index: int | npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """What the rows would weigh if they were a batch, in the shape of `index`.
+    def __getitem__(self, index: Any) -> RolloutBatchProtocol:
+        """The rows at `index`, copied; observations are stacked if `stack_num` is above 1."""
+        if isinstance(index, slice):
+            index = self._sliced(index)
+        rows = np.array(index) if isinstance(index, list) else index
+        if isinstance(rows, np.ndarray) and rows.dtype.kind in "iu":
+            return cast(RolloutBatchProtocol, self._rows_at(rows))
+        return data.ReplayBuffer.__getitem__(self, index)
 
-        0 for a row that cannot be drawn.
-        """
-        rows = self._indices[index]
-        return self._sampler.weights(rows.reshape(-1), len(self)).reshape(rows.shape)
+    def _sliced(self, index: slice) -> Array:
+        """The indices of a slice, as Tianshou has it: of all rows the oldest comes first."""
+        if index == slice(None):
+            return self.sample_indices(0)
+        return self._indices[: len(self)][index]
 
-    def update_weight(self, index: npt.ArrayLike, new_weight: Any) -> None:
-        """Gives rows new priorities, abs(TD error) + eps.
+    def _rows_at(self, rows: Array) -> data.Batch:
+        columns, batch = self._meta.__dict__, data.Batch()
+        stacks = self._stacks_of(rows)
+        put(batch, "obs", columns["obs"], stacks)  # its KeyError says that there are no rows
+        for key in FIELDS:
+            put(batch, key, columns.get(key, NOTHING), stacks if key in STACKED else rows)
+        if not self._save_obs_next:
+            put(batch, "obs_next", columns["obs"], self._stacks_of(self.next(rows)))
+        for key in columns.keys() - {"obs", *FIELDS}:
+            put(batch, key, columns[key], rows)
+        return batch
 
-        An update answers the last draw at its index.  If the row has been overwritten since
-        that draw, the update is dropped and counted in `stale_updates`, until the index is
-        drawn again.
+    @property
+    def _ring_size(self) -> int:
+        """The rows of one environment."""
+        return self.maxsize
 
-        Parameters
-        ----------
-        index : int array, shape (B,)
-            As `sample` returned it.  The last of duplicates wins; empty does nothing.
-        new_weight : shape (B,) or (B, 1)
-            TD errors: signed; a list, an array, or a torch tensor on any device, with or
-            without grad.
+    @property
+    def _filled(self) -> Int64s:
+        """How many of them are filled, for each environment."""
+        return np.array([self._size])
 
-        Raises
-        ------
-        ValueError
-            A TD error that is NaN, infinite or too large; shapes that differ.
-        IndexError
-            An index without a row.
-        """
-        rows = _as_indices(index)
-        masses = self._sampler.masses(new_weight, len(rows))
-        self._check_within(rows)
-        draws = self._draws[rows]
-        if (draws != DRAWN).any():
-            kept = draws != LOST
-            rows, masses = rows[kept], masses[kept]
-            self._check_live(rows)
-        self._sampler.update(rows, masses)
-        self._draws[rows] = IDLE
-        self.stale_updates += len(draws) - len(rows)
+    def _has_stack(self, rows: Int64s) -> npt.NDArray[np.bool_]:
+        """Which rows have a stack of `stack_num` rows of their episode, each another one."""
+        first = rows
+        for _ in range(self.stack_num - 2):
+            first = self.prev(first)
+        return np.asarray((first != self.prev(first)) | (self.stack_num == 1))
 
-    def _draw(self, size: int) -> Draw:
-        return self._sampler.draw(size, len(self))
+    def _stacks_of(self, rows: Array) -> Array:
+        """The rows of the observations that are seen at `rows`: the stack is the last axis."""
+        if self.stack_num == 1:
+            return rows
+        stack = [rows]
+        for _ in range(self.stack_num - 1):
+            stack.append(self.prev(stack[-1]))
+        return np.stack(stack[::-1], axis=-1)
 
-    def _check_filled(self) -> None:
-        if len(self) == 0:
-            raise ValueError("cannot sample from an empty buffer")
-
-    def _lose(self, index: slice | npt.NDArray[Any]) -> None:
-        """Rows that draws at `index` gave are gone."""
-        self._draws[index] = np.where(self._draws[index] == IDLE, IDLE, LOST)
-
-    def _check_within(self, rows: Int64s) -> None:
-        outside = (rows < 0) | (rows >= self.maxsize)
-        if outside.any():
-            raise IndexError(f"index must be in 0 .. {self.maxsize - 1}, got {rows[outside][0]}")
-
-    def _check_live(self, rows: Int64s) -> None:
-        child, row = np.divmod(rows, self.maxsize // self.buffer_num)
-        blank = row >= self._lengths[child]
-        if blank.any():
-            raise IndexError(f"index must be that of a row, got {rows[blank][0]}, not written yet")
+    def save_hdf5(self, path: str, compression: str | None = None) -> None:
+        """Writes everything to an HDF5 file."""
+        with h5py.File(path, "w") as file:
+            to_hdf5(self.__getstate__(), file, compression=compression)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the children's views of the rows, which would be saved as copies."""
         state = self.__dict__.copy()
-        state["buffers"] = np.array([_without_rows(child) for child in self.buffers], object)
+        del state["_checked"]  # refers to rows that would be saved again
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if len(self._meta.get_keys()):
-            self._set_batch_for_children()
-
-
-def _without_rows(child: data.ReplayBuffer) -> data.ReplayBuffer:
-    blank = data.ReplayBuffer.__new__(data.ReplayBuffer)
-    blank.__dict__.update(child.__dict__, _meta=data.Batch())
-    return blank
-
-
-def _as_indices(index: npt.ArrayLike) -> Int64s:
-    given = np.atleast_1d(index)
-    if given.dtype.kind not in "iu" and given.size:
-        raise TypeError(f"index must be integers, got dtype {given.dtype}")
-    if given.ndim != 1:
-        raise ValueError(f"index must have one axis, got shape {given.shape}")
-    return given.astype(np.int64, copy=False)
+        super().__setstate__({**state, "_checked": None})
