@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import report_sb3
 import report_workers
 
 OURS = "kary-replay"
@@ -129,7 +130,8 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="also print every rival's time")
     arguments = parser.parse_args()
     saved = json.loads(arguments.file.read_text(encoding="utf-8"))
-    alone = [b for b in saved["benchmarks"] if "workers" not in b["extra_info"]]
+    of_sb3 = [b["extra_info"] for b in saved["benchmarks"] if "framework" in b["extra_info"]]
+    alone = [b for b in saved["benchmarks"] if not {"workers", "framework"} & set(b["extra_info"])]
     races = [_race(benchmark) for benchmark in alone]
     growth = [race for race in races if race.operation == "growth"]
     print("\n".join(_report(races, growth, saved["machine_info"], arguments.all)))
@@ -137,6 +139,8 @@ def main() -> None:
     if together:
         measured = [m for benchmark in together for m in report_workers.measured(benchmark)]
         print("\n".join(report_workers.tables(measured, saved["machine_info"]["cores"])))
+    if of_sb3:
+        print("\n".join(report_sb3.tables(of_sb3)))
     if growth:
         picture = arguments.file.with_name("growth.png")
         draw(growth, saved["machine_info"]["caches"], picture)
