@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 pytest.importorskip("tianshou")
 
+import pandas as pd
 import tianshou.data
 from tianshou.data import Batch
 
