@@ -21,8 +21,8 @@ from bench_tianshou import KINDS, RIVALS, THEIRS, make
 ROUNDS, WARM_UP, STEPS = 20, 10, 25
 OF_BUFFER = {
     "add": "buffer: add",
-    "sample": "buffer: sample",
-    "__getitem__": "buffer: rows at indices",
+    "sample": "buffer: draws and rows",
+    "__getitem__": "buffer: draws and rows",
     "next": "buffer: next, unfinished_index",
     "unfinished_index": "buffer: next, unfinished_index",
     "update_weight": "buffer: update_weight",

@@ -338,6 +338,15 @@ def test_priority_is_the_absolute_td_error_and_eps(td_errors: Any) -> None:
     assert (td_errors if isinstance(td_errors, list) else td_errors.tolist()) == before
 
 
+def test_td_errors_may_lie_where_the_weights_were() -> None:
+    buffer = filled()
+    batch, index = buffer.sample(8)
+    batch.weight[:] = np.arange(1, 9)
+    buffer.update_weight(index, batch.weight)
+    expected = dict(zip(index.tolist(), range(1, 9), strict=True))
+    assert {row: masses(buffer)[row] for row in expected} == expected
+
+
 def test_the_last_of_duplicates_wins() -> None:
     buffer = filled(1)
     buffer.update_weight([4, 0, 4], [1.0, 2.0, 7.0])
@@ -720,17 +729,42 @@ def test_an_update_is_late_where_rows_have_been_dropped() -> None:
     buffer.sample(50)
 
 
-def test_rows_with_nulls_can_be_dropped_where_rows_may_move() -> None:
-    ours, theirs = both = make_both("PrioritizedReplayBuffer")
-    fill_both(both, calls=12)
-    for buffer in both:
-        buffer.set_array_at_key(np.array([np.nan]), "rew", index=np.array([5]))
-        buffer.dropnull()
-    assert not ours.hasnull()
-    assert_same_content(ours, theirs)
-    assert ours.weight[np.arange(12)].tolist() == [1.0] * 11 + [0.0]
-    with pytest.raises(NotImplementedError, match="without sub-buffers"):
-        filled().dropnull()
+@pytest.mark.parametrize("cls", [adapter.ReplayBuffer, PrioritizedReplayBuffer])
+def test_rows_with_nulls_are_dropped_and_leave_room(cls: Any) -> None:
+    buffer = cls(7) if cls is adapter.ReplayBuffer else cls(7, alpha=0.6, beta=0.4)
+    each = Batch(obs=0.0, obs_next=0.0, rew=0.0, terminated=False, truncated=False, info=Batch())
+    for act in range(9):  # of which 2 .. 8 are there; an episode ends with 3
+        row = Batch(each, act=act, rew=np.nan if act in (5, 8) else 0.0, terminated=act == 3)
+        buffer.add(row)
+    buffer.dropnull()
+    assert not buffer.hasnull()
+    assert buffer.act[buffer.sample_indices(0)].tolist() == [2, 3, 4, 6, 7]
+    assert buffer.done[:5].tolist() == [False, True, True, False, True]
+    assert buffer.terminated[:5].tolist() == [False, True, False, False, False]
+    assert buffer.next(np.arange(5)).tolist() == [1, 1, 2, 4, 4]
+    assert buffer.unfinished_index().tolist() == []
+    assert [int(buffer.add(Batch(each, act=act))[3][0]) for act in (9, 10, 11)] == [5, 5, 5]
+    assert buffer.act[buffer.sample_indices(0)].tolist() == [3, 4, 6, 7, 9, 10, 11]
+    if cls is PrioritizedReplayBuffer:
+        assert buffer.weight[np.arange(7)].tolist() == [1.0] * 7
+
+
+def test_a_buffer_may_lose_all_rows() -> None:
+    buffer = adapter.ReplayBuffer(3)
+    buffer.dropnull()  # has none to lose
+    row = Batch(obs=np.nan, obs_next=0.0, act=0, rew=0.0, terminated=False, truncated=False)
+    buffer.add(row)
+    buffer.dropnull()
+    assert len(buffer) == 0
+    assert buffer.add(Batch(row, obs=1.0))[0].tolist() == [0]
+    assert buffer[0].obs == 1.0
+
+
+def test_a_vector_buffer_does_not_drop_rows() -> None:
+    buffer = filled()
+    for refusing in (buffer, buffer.buffers[0]):
+        with pytest.raises(NotImplementedError, match="buffer"):
+            refusing.dropnull()
 
 
 def test_rows_taken_over_from_another_buffer_are_drawn() -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("tianshou")
 
 import gymnasium as gym
 import tianshou.data
-from tianshou.algorithm import DDPG, DQN
+from tianshou.algorithm import DDPG, DQN, TD3
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
 from tianshou.env import DummyVectorEnv
@@ -132,3 +132,16 @@ def test_what_does_not_replay_is_refused() -> None:
     reinforce = SimpleNamespace()
     with pytest.raises(TypeError, match="must be off-policy"):
         PrioritizedAlgorithmFactory().create_wrapped_algorithm(reinforce, None, None, None)
+
+
+@pytest.mark.parametrize("base", [algorithms.AbsoluteTDErrors, object])
+def test_a_subclass_stays_what_it_is_or_is_refused(base: type) -> None:
+    cls = type("OwnTD3", (TD3,) if base is object else (base, TD3), {})
+    own = cls.__new__(cls)
+    wrap = PrioritizedAlgorithmFactory().create_wrapped_algorithm
+    if base is object:
+        with pytest.raises(TypeError, match="got OwnTD3, whose TD errors may cancel"):
+            wrap(own, None, None, None)
+    else:
+        assert wrap(own, None, None, None) is own
+    assert type(own) is cls

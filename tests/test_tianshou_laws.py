@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,6 +49,16 @@ def assert_same(mine: Any, its: Any) -> None:
         return
     np.testing.assert_array_equal(mine, its)
     assert np.asarray(mine).dtype == np.asarray(its).dtype
+
+
+def through_a_file(buffer: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "buffer.hdf5"))
+        buffer.save_hdf5(path)
+        return type(buffer).load_hdf5(path)
+
+
+COPIES = [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer)), through_a_file]
 
 
 class Pair(RuleBasedStateMachine):
@@ -128,9 +140,7 @@ class Pair(RuleBasedStateMachine):
         self.its.reset(keep_statistics=keep)
 
     @precondition(lambda self: len(self.mine))
-    @rule(
-        copied=st.sampled_from([copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
-    )
+    @rule(copied=st.sampled_from(COPIES))
     def copy_ours(self, copied: Callable[[Any], Any]) -> None:
         self.mine = copied(self.mine)
 

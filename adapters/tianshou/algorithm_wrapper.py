@@ -25,13 +25,15 @@ INSTEAD_OF: dict[type, type[Any]] = {
     DiscreteSAC: algorithms.PrioritizedDiscreteSAC,
     REDQ: algorithms.PrioritizedREDQ,
 }
+STOCK = tuple(INSTEAD_OF)
+OURS = (*INSTEAD_OF.values(), algorithms.AbsoluteTDErrors, algorithms.ReportsErrors)
 
 
 class PrioritizedAlgorithmFactory(AlgorithmWrapperFactory[Any]):
     """Algorithms whose weights and priorities are right, in place of those of the builders.
 
     DDPG and IQN need none, and stay what they are.  Raises TypeError for an algorithm that does
-    not learn from a replay buffer.
+    not learn from a replay buffer, and for a subclass of one that has a class of ours.
     """
 
     def create_wrapped_algorithm(
@@ -47,4 +49,9 @@ class PrioritizedAlgorithmFactory(AlgorithmWrapperFactory[Any]):
         ours = INSTEAD_OF.get(type(policy))
         if ours is not None:
             policy.__class__ = ours  # which differs in methods alone
+        elif isinstance(policy, STOCK) and not isinstance(policy, OURS):
+            raise TypeError(
+                f"a prioritized algorithm must be one of ours, or of its subclasses, got "
+                f"{type(policy).__name__}, whose TD errors may cancel: derive it from our class"
+            )
         return policy

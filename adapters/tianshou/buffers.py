@@ -15,7 +15,7 @@ from tianshou.data.utils.converter import to_hdf5
 from kary_replay.checks import check_count
 
 from .lanes import Array, Int64s
-from .rows import any_nan, any_null, plain_copies, put, shallow
+from .rows import any_nan, null_rows, plain_copies, put, shallow
 
 REQUIRED = frozenset({"obs", "act", "rew", "terminated", "truncated"})
 STACKED = frozenset({"obs", "obs_next", "info", "policy"})
@@ -163,7 +163,7 @@ class ReplayBuffer(data.ReplayBuffer, metaclass=InPlaceOf):
             if before is not None:
                 self._meta[rows] = before
             raise
-        if any_null(self._meta[rows]):
+        if null_rows(cast(data.Batch, self._meta[rows]), len(rows)).any():
             self._doubt()
 
     def _assign(self, rows: Int64s, values: data.Batch, stack: bool) -> None:
@@ -205,6 +205,32 @@ class ReplayBuffer(data.ReplayBuffer, metaclass=InPlaceOf):
         if not has_null:
             self._checked = self._meta
         return has_null
+
+    def dropnull(self) -> None:
+        """Drops rows that hold NaN or None; the others move up, the oldest first.
+
+        Unlike in Tianshou, room stays for as many rows as before, and the row in front of a gap
+        becomes the last of an episode that was truncated, so that nothing is joined across it.
+        """
+        if not len(self):
+            return
+        oldest = self._insertion_idx if len(self) == self.maxsize else 0
+        rows = (oldest + np.arange(len(self))) % self.maxsize
+        meta = cast(Any, self._meta)
+        null = null_rows(meta[rows], len(rows))
+        in_front = rows[:-1][null[1:] & ~meta.done[rows[:-1]]]
+        meta.truncated[in_front] = meta.done[in_front] = True
+        self._move_up(rows[~null])
+
+    def _move_up(self, kept: Int64s) -> None:
+        """Rows are these from now on."""
+        count = len(kept)
+        self._meta[:count] = self._meta[kept]
+        self._size, self._insertion_idx = count, count % self.maxsize
+        self.last_index = np.array([max(count - 1, 0)])
+        ends = np.flatnonzero(self.done[:count])
+        self._ep_start_idx = int(ends[-1] + 1) % self.maxsize if len(ends) else 0
+        self._checked = self._meta
 
     def _doubt(self) -> None:
         """The next `hasnull` has to look at all rows."""

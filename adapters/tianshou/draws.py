@@ -22,12 +22,12 @@ class Draws:
 
     def __init__(self, size: int) -> None:
         self._states = np.full(size, IDLE)
-        self._weights = np.empty(0, np.float32)
+        self._weights = self._as_drawn = np.empty(0, np.float32)
 
     def note(self, rows: Int64s, weights: npt.NDArray[np.float32]) -> None:
         """These rows were drawn."""
         self._states[rows] = DRAWN
-        self._weights = weights
+        self._weights, self._as_drawn = weights, weights.copy()
 
     def lose(self, rows: Int64s | slice) -> None:
         """These rows are overwritten."""
@@ -47,10 +47,11 @@ class Draws:
 
     def has_weights(self, td_errors: Any) -> bool:
         """Whether TD errors are the last draw's weights: the array, or a copy with a weight < 1."""
-        weights = self._weights
-        if getattr(td_errors, "shape", None) != weights.shape or not len(weights):
+        drawn = self._as_drawn
+        if getattr(td_errors, "shape", None) != drawn.shape or not len(drawn):
             return False
         if isinstance(td_errors, np.ndarray) and td_errors.dtype == np.float32:
-            return np.may_share_memory(td_errors, weights)
+            # Whoever has TD errors may write them there, too.
+            return np.may_share_memory(td_errors, self._weights) and bool((td_errors == drawn).all())
         copied = td_errors.detach().cpu().numpy() if hasattr(td_errors, "detach") else td_errors
-        return len(weights) > 1 and weights.min() < 1.0 and bool((copied == weights).all())
+        return len(drawn) > 1 and drawn.min() < 1.0 and bool((copied == drawn).all())

@@ -64,11 +64,16 @@ def any_nan(copies: list[Copy]) -> bool:
     return False
 
 
-def any_null(values: Any) -> bool:
-    """Whether there is a value that Tianshou calls null: NaN, None, NaT, however deep."""
-    if isinstance(values, Batch):
-        return any(any_null(value) for value in values.values())
-    return bool(np.any(pd.isnull(values)))
+def null_rows(values: Batch, count: int) -> npt.NDArray[np.bool_]:
+    """Which of `count` rows have a value that Tianshou calls null: NaN, None, NaT, however deep."""
+    nulls = np.zeros(count, np.bool_)
+    for value in values.values():
+        if isinstance(value, Batch):
+            nulls |= null_rows(value, count)
+        else:
+            null = np.asarray(pd.isnull(value))
+            nulls |= null.any(axis=tuple(range(1, null.ndim)))
+    return nulls
 
 
 def taken(column: Any, rows: Array) -> Any:

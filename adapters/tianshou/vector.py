@@ -246,10 +246,10 @@ class ReadOnlySubBuffer(SubBuffer):
     """A part of a buffer that has more to write than rows, of which the part knows nothing."""
 
     def add(self, *_: Any, **__: Any) -> Any:
-        """Refused, as `update` and `set_array_at_key` are, and `reset` of rows."""
+        """Refused, as `update`, `set_array_at_key` and `dropnull` are, and `reset` of rows."""
         raise NotImplementedError("rows are written by the buffer of all sub-buffers: add there")
 
-    update = set_array_at_key = add
+    update = set_array_at_key = dropnull = add
 
     def reset(self, keep_statistics: bool = False) -> None:
         if len(self):
