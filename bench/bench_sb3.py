@@ -29,6 +29,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 from race import Call, Runner, race
+from settings_sb3 import SETTINGS
 from stable_baselines3.common import buffers as sb3_buffers
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack
 
@@ -214,34 +215,15 @@ def _pong() -> VecEnv:
     return VecFrameStack(DummyVecEnv([Pixels]), STACK)
 
 
-SMALL_NET = {"net_arch": [256, 256]}
 CONTINUOUS = {"learning_starts": 500, "buffer_size": 100_000, "batch_size": 256}
-CARTPOLE = {
-    "learning_rate": 2.3e-3,
-    "buffer_size": 100_000,
-    "learning_starts": 1_000,
-    "batch_size": 64,
-    "target_update_interval": 10,
-    "train_freq": 256,
-    "gradient_steps": 128,
-    "exploration_fraction": 0.16,
-    "exploration_final_eps": 0.04,
-    "policy_kwargs": SMALL_NET,
-}
-LUNAR = CARTPOLE | {
-    "learning_rate": 6.3e-4,
-    "batch_size": 128,
-    "train_freq": 4,
-    "gradient_steps": 4,
-}
 PONG = {"buffer_size": 10_000, "learning_starts": 1_000, "train_freq": 4, "policy": "CnnPolicy"}
 PYTHON_TREES = {"tree in an array": rivals_sb3.ArrayTree, "tree in a list": rivals_sb3.PlainTree}
 DQN, SAC, TD3 = (
     (getattr(sb3, name), getattr(ours, f"Prioritized{name}")) for name in ("DQN", "SAC", "TD3")
 )
 TRAININGS = {
-    "DQN CartPole": Training(*DQN, _made("CartPole-v1"), 10_000, CARTPOLE),
-    "DQN LunarLander": Training(*DQN, _made("LunarLander-v3"), 3_000, LUNAR),
+    "DQN CartPole": Training(*DQN, _made("CartPole-v1"), 10_000, SETTINGS["CartPole-v1"]),
+    "DQN LunarLander": Training(*DQN, _made("LunarLander-v3"), 3_000, SETTINGS["LunarLander-v3"]),
     "DQN Pong": Training(*DQN, _pong, 2_000, PONG, {"frame_stack": STACK}),
     "SAC Pendulum": Training(*SAC, _made("Pendulum-v1"), 1_000, CONTINUOUS),
     "SAC HalfCheetah": Training(*SAC, _made("HalfCheetah-v5"), 1_000, CONTINUOUS),

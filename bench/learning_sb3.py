@@ -2,6 +2,10 @@
 
     python bench/learning_sb3.py CartPole-v1 --seeds 10
     python bench/learning_sb3.py LunarLander-v3 --seeds 5
+    python bench/learning_sb3.py LunarLander-v3 --seeds 5 --slower 4
+
+--slower divides the learning rate of all three: prioritized draws have larger gradients, for which
+the authors of prioritized replay took a quarter of it (arXiv 1511.05952, section 4).
 
 Each seed trains all three, with the same settings.  What is compared is the area under the curve
 of evaluations, in units of return: how much larger than stock DQN's it is, with a bootstrap
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ import matplotlib as mpl
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from settings_sb3 import SETTINGS
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -42,34 +48,7 @@ CONTESTANTS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"replay_buffer_kwargs": {"alpha": 0.0}},
     ),
 }
-SETTINGS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {
-        "steps": 50_000,
-        "learning_rate": 2.3e-3,
-        "buffer_size": 100_000,
-        "learning_starts": 1_000,
-        "batch_size": 64,
-        "target_update_interval": 10,
-        "train_freq": 256,
-        "gradient_steps": 128,
-        "exploration_fraction": 0.16,
-        "exploration_final_eps": 0.04,
-        "policy_kwargs": {"net_arch": [256, 256]},
-    },
-    "LunarLander-v3": {
-        "steps": 100_000,
-        "learning_rate": 6.3e-4,
-        "buffer_size": 50_000,
-        "learning_starts": 1_000,
-        "batch_size": 128,
-        "target_update_interval": 250,
-        "train_freq": 4,
-        "gradient_steps": 4,
-        "exploration_fraction": 0.12,
-        "exploration_final_eps": 0.1,
-        "policy_kwargs": {"net_arch": [256, 256]},
-    },
-}
+STEPS = {"CartPole-v1": 50_000, "LunarLander-v3": 100_000}
 
 
 class Curve(BaseCallback):
@@ -88,9 +67,11 @@ class Curve(BaseCallback):
         return True
 
 
-def learn(env: str, contestant: str, seed: int, steps: int, points: int) -> list[float]:
+def learn(
+    env: str, contestant: str, seed: int, steps: int, points: int, slower: float
+) -> list[float]:
     algorithm, options = CONTESTANTS[contestant]
-    settings = {name: value for name, value in SETTINGS[env].items() if name != "steps"}
+    settings = SETTINGS[env] | {"learning_rate": SETTINGS[env]["learning_rate"] / slower}
     curve = Curve(env, steps // points)
     model = algorithm("MlpPolicy", env, seed=seed, device="cpu", **settings, **options)
     model.learn(steps, callback=curve)
@@ -134,13 +115,15 @@ def main() -> None:
     parser.add_argument("env", choices=list(SETTINGS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=None, help="fewer, to try it")
+    parser.add_argument("--slower", type=float, default=1.0, help="learning rate, by this factor")
     parser.add_argument("--points", type=int, default=25, help="of a curve")
     parser.add_argument("--out", type=Path, default=Path("out"))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    steps = given.steps or SETTINGS[given.env]["steps"]
+    steps = given.steps or STEPS[given.env]
+    run = partial(learn, steps=steps, points=given.points, slower=given.slower)
     curves = {
-        name: np.array([learn(given.env, name, s, steps, given.points) for s in range(given.seeds)])
+        name: np.array([run(given.env, name, seed) for seed in range(given.seeds)])
         for name in CONTESTANTS
     }
     report(curves)

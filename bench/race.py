@@ -41,7 +41,9 @@ class Runner(NamedTuple):
     prepare: Callable[[int], list[Call]]
 
 
-def race(benchmark: BenchmarkFixture, calls: int, ours: Runner, *peers: Runner) -> None:
+def race(
+    benchmark: BenchmarkFixture, calls: int, ours: Runner, *peers: Runner, rounds: int = ROUNDS
+) -> None:
     """Puts {name: µs per call} into `extra_info["us"]`, ours first; `calls` to a segment."""
     seconds: dict[str, list[float]] = {peer.name: [] for peer in peers}
     waiting: deque[Segment] = deque()  # in their order: a step follows the one before it
@@ -53,7 +55,7 @@ def race(benchmark: BenchmarkFixture, calls: int, ours: Runner, *peers: Runner) 
             waiting.extend(_turn(ours, calls))
         return (waiting.popleft(),), {}
 
-    benchmark.pedantic(_run, setup=next_segment, rounds=ROUNDS * SEGMENTS)
+    benchmark.pedantic(_run, setup=next_segment, rounds=rounds * SEGMENTS)
     figures = {name: median(times) for name, times in seconds.items()}
     if benchmark.stats:  # there are none with --benchmark-disable
         figures = {ours.name: benchmark.stats.stats.median} | figures
