@@ -100,7 +100,7 @@ class UniformSampler:
 
     def _slots(self, size: int) -> Int64s:
         """Slots of any rows, drawable or not."""
-        nth = places(self.rng.random(size), self._ring.filled)  # a third of rng.integers' time
+        nth = places(self.rng.random(size), self._ring.filled)
         if self._ring.lanes == 1:  # then the rows are the first slots
             return nth
         counts = self._ring.counts()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,6 @@ from kary_replay.adapters.sb3 import PrioritizedDQN, PrioritizedReplayBuffer
 
 SMALL = {"policy_kwargs": {"net_arch": [8]}, "device": "cpu"}
 SHORT = SMALL | {"learning_starts": 20, "buffer_size": 200, "batch_size": 16, "train_freq": 2}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = th.get_num_threads()
-    th.set_num_threads(1)
-    yield
-    th.set_num_threads(threads)
 
 
 class Corridor(gym.Env[np.ndarray, int]):

@@ -35,11 +35,6 @@ ACTIONS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    th.set_num_threads(1)
-
-
 def make(rows: int = 10, n_envs: int = 1, **kwargs: Any) -> PrioritizedReplayBuffer:
     arguments = {"device": "cpu", "seed": 0} | kwargs
     actions = arguments.pop("action_space", ACTIONS["discrete"])

@@ -29,14 +29,6 @@ from kary_replay.adapters.tianshou import (
 from kary_replay.adapters.tianshou.n_step import NStepReturnsOfRows
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Recording(PrioritizedVectorReplayBuffer):
     """Keeps what went out and came back."""
 

@@ -19,7 +19,7 @@ from .prioritized import PrioritizedReplayBuffer, PrioritizedReplayBufferSamples
 class TrainCall:
     """What the gradient steps of one call of `train` have in common."""
 
-    parameters: list[th.Tensor]  # of the policy; to collect them takes as long as to draw a batch
+    parameters: list[th.Tensor]  # of the policy, whose modules would be walked in every step
     step: int = 0  # which of them it is, from 0
     metrics: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 

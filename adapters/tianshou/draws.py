@@ -51,7 +51,8 @@ class Draws:
         if getattr(td_errors, "shape", None) != drawn.shape or not len(drawn):
             return False
         if isinstance(td_errors, np.ndarray) and td_errors.dtype == np.float32:
-            # Whoever has TD errors may write them there, too.
-            return np.may_share_memory(td_errors, self._weights) and bool((td_errors == drawn).all())
+            if not np.may_share_memory(td_errors, self._weights):
+                return False
+            return bool((td_errors == drawn).all())  # and not TD errors that were written there
         copied = td_errors.detach().cpu().numpy() if hasattr(td_errors, "detach") else td_errors
         return len(drawn) > 1 and drawn.min() < 1.0 and bool((copied == drawn).all())
