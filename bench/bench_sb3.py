@@ -3,18 +3,15 @@
 Calls race as race.py says.  Buffers hold the same rows; `extra_info["agrees"]` is the share of
 our sampled rows that equal SB3's of the same number, which the action carries.
 
-Trainings take turns: everybody learns the same number of steps with the same seed and settings,
-round after round.  `extra_info` has environment steps a second of processor time, those of the
-median turn of collecting and learning in any round, and the share of it that was spent in the
-buffer.  "tree in an array" and "tree in a
-list" are SB3's buffer with the sum tree that most projects write for themselves, in Python, under
-the same prioritized DQN as ours.
+Trainings take turns of collecting and learning, all with the same seed and settings.  `extra_info`
+has environment steps a second of processor time, turn by turn, and the share of it that was spent
+in the buffer.  "tree in an array" and "tree in a list" are SB3's buffer with the sum tree that
+most projects write for themselves, in Python, under the same prioritized DQN as ours.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -32,6 +29,7 @@ from race import Call, Runner, race
 from settings_sb3 import SETTINGS
 from stable_baselines3.common import buffers as sb3_buffers
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack
+from trainings_sb3 import Run
 
 from kary_replay.adapters import sb3 as ours
 
@@ -162,7 +160,7 @@ def _agreement(mine: Any, theirs: Any) -> float:
 
 # Trainings
 
-ROUNDS = 3
+TURNS = 40
 
 
 class Pixels(gym.Env[NDArray[np.uint8], Any]):
@@ -196,7 +194,7 @@ class Training(NamedTuple):
     stock: Any
     prioritized: Any
     environment: Callable[[], VecEnv]
-    steps: int
+    trains: int  # calls of `train` in a turn: half a second, or less
     settings: dict[str, Any]
     options: dict[str, Any] = {}  # noqa: RUF012
 
@@ -222,87 +220,58 @@ DQN, SAC, TD3 = (
     (getattr(sb3, name), getattr(ours, f"Prioritized{name}")) for name in ("DQN", "SAC", "TD3")
 )
 TRAININGS = {
-    "DQN CartPole": Training(*DQN, _made("CartPole-v1"), 10_000, SETTINGS["CartPole-v1"]),
-    "DQN LunarLander": Training(*DQN, _made("LunarLander-v3"), 3_000, SETTINGS["LunarLander-v3"]),
-    "DQN Pong": Training(*DQN, _pong, 2_000, PONG, {"frame_stack": STACK}),
-    "SAC Pendulum": Training(*SAC, _made("Pendulum-v1"), 1_000, CONTINUOUS),
-    "SAC HalfCheetah": Training(*SAC, _made("HalfCheetah-v5"), 1_000, CONTINUOUS),
-    "TD3 Pendulum": Training(*TD3, _made("Pendulum-v1"), 1_000, CONTINUOUS),
-    "TD3 HalfCheetah": Training(*TD3, _made("HalfCheetah-v5"), 1_000, CONTINUOUS),
+    "DQN CartPole": Training(*DQN, _made("CartPole-v1"), 1, SETTINGS["CartPole-v1"]),
+    "DQN LunarLander": Training(*DQN, _made("LunarLander-v3"), 20, SETTINGS["LunarLander-v3"]),
+    "DQN Pong": Training(*DQN, _pong, 8, PONG, {"frame_stack": STACK}),
+    "SAC Pendulum": Training(*SAC, _made("Pendulum-v1"), 20, CONTINUOUS),
+    "SAC HalfCheetah": Training(*SAC, _made("HalfCheetah-v5"), 20, CONTINUOUS),
+    "TD3 Pendulum": Training(*TD3, _made("Pendulum-v1"), 20, CONTINUOUS),
+    "TD3 HalfCheetah": Training(*TD3, _made("HalfCheetah-v5"), 20, CONTINUOUS),
 }
 
 
-class Run:
-    """One training, the time of each of its turns, and the time it spent in its buffer."""
-
-    def __init__(self, training: Training, algorithm: Any, **arguments: Any) -> None:
-        settings = {"policy": "MlpPolicy"} | training.settings | arguments
-        env = training.environment()
-        self.model = algorithm(env=env, seed=0, device="cpu", **settings)
-        self.steps, self.seconds, self.in_buffer = training.steps, 0.0, 0.0
-        self.turns: list[float] = []  # seconds a step
-        self.turn_began = (0, 0.0)
-        buffer = self.model.replay_buffer
-        for name in ("add", "sample", "update_priorities"):
-            if hasattr(buffer, name):
-                setattr(buffer, name, partial(self._timed, getattr(buffer, name)))
-        self.model.train = partial(self._end_turn, self.model.train)
-
-    def _timed(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        start = time.process_time()
-        result = method(*args, **kwargs)
-        self.in_buffer += time.process_time() - start
-        return result
-
-    def _end_turn(self, train: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        train(*args, **kwargs)
-        now, (steps, start) = time.process_time(), self.turn_began
-        if steps:  # the first one begins before learning does
-            self.turns.append((now - start) / (self.model.num_timesteps - steps))
-        self.turn_began = (self.model.num_timesteps, now)
-
-    def learn(self) -> None:
-        start = time.process_time()
-        self.model.learn(self.steps)
-        self.seconds = time.process_time() - start
+def _run(training: Training, algorithm: Any, **arguments: Any) -> Run:
+    settings = {"policy": "MlpPolicy"} | training.settings | arguments
+    model = algorithm(env=training.environment(), seed=0, device="cpu", **settings)
+    return Run(model, 50_000, training.trains)
 
 
-@pytest.mark.parametrize("name", list(TRAININGS))
-def bench_sb3_training(benchmark: BenchmarkFixture, name: str) -> None:
-    training = TRAININGS[name]
-    mine = {"replay_buffer_class": ours.ReplayBuffer, "replay_buffer_kwargs": training.options}
-    contestants: dict[str, Callable[[], Run]] = {
-        "stock": partial(Run, training, training.stock),
-        "kary-replay": partial(Run, training, training.stock, **mine),
-        "kary-replay, prioritized": partial(
-            Run, training, training.prioritized, replay_buffer_kwargs=training.options
-        ),
+@pytest.fixture
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Run]]:
+    training = TRAININGS[request.param]
+    run, options = partial(_run, training), {"replay_buffer_kwargs": training.options}
+    started = {
+        "stock": run(training.stock),
+        "kary-replay": run(training.stock, replay_buffer_class=ours.ReplayBuffer, **options),
+        "kary-replay, prioritized": run(training.prioritized, **options),
     }
     if training.stock is sb3.DQN and not training.options:
         for who, tree in PYTHON_TREES.items():
             kwargs = {"replay_buffer_kwargs": {"tree": tree}}
-            contestants[who] = partial(Run, training, rivals_sb3.PythonTreeDQN, **kwargs)
-    runs: dict[str, list[Run]] = {contestant: [] for contestant in contestants}
+            started[who] = run(rivals_sb3.PythonTreeDQN, **kwargs)
+    yield started
+    for each in started.values():
+        each.close()
 
-    def everybody_else() -> tuple[tuple[Run], dict[str, Any]]:
-        for contestant, make in contestants.items():
-            run = make()
-            runs[contestant].append(run)
-            if contestant != "kary-replay":
-                run.learn()
-        return (runs["kary-replay"][-1],), {}
 
+@pytest.mark.parametrize("runs", list(TRAININGS), indirect=True)
+def bench_sb3_training(
+    benchmark: BenchmarkFixture, request: pytest.FixtureRequest, runs: dict[str, Run]
+) -> None:
+    mine = runs["kary-replay"]
+    others = [run for run in runs.values() if run is not mine]
+
+    def everybody_else() -> None:
+        for run in others:
+            run.turn()
+
+    name = request.node.callspec.params["runs"]
     benchmark.group = f"SB3: {name}"
-    benchmark.pedantic(Run.learn, setup=everybody_else, rounds=ROUNDS)
+    benchmark.pedantic(mine.turn, setup=everybody_else, rounds=TURNS, warmup_rounds=1)
     benchmark.extra_info |= {
         "framework": "SB3",
         "training": name,
-        "steps": training.steps,
-        "steps_per_second": {
-            who: 1 / median(turn for run in done for turn in run.turns)
-            for who, done in runs.items()
-        },
-        "share_in_buffer": {
-            who: median(run.in_buffer / run.seconds for run in done) for who, done in runs.items()
-        },
+        # The first turn begins before learning does.
+        "steps_per_second": {who: run.steps_per_second[1:] for who, run in runs.items()},
+        "share_in_buffer": {who: median(run.shares[1:]) for who, run in runs.items()},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 OURS, STOCK = "kary-replay", "stock"
@@ -39,14 +40,23 @@ def _calls(infos: list[Info]) -> Iterator[str]:
 
 def _trainings(infos: list[Info]) -> Iterator[str]:
     names = list(dict.fromkeys(name for info in infos for name in info["steps_per_second"]))
-    yield f"| training | steps | {' | '.join(names)} |"
-    yield "|---" * (len(names) + 2) + "|"
+    yield f"| training | turns | {' | '.join(names)} | times {STOCK} |"
+    yield "|---" * (len(names) + 3) + "|"
     for info in infos:
-        rates, shares = info["steps_per_second"], info["share_in_buffer"]
+        turns, shares = info["steps_per_second"], info["share_in_buffer"]
+        rates = {name: median(turns[name]) for name in turns}
         cells = [f"{rates[n]:,.0f} ({shares[n]:.0%})" if n in rates else "" for n in names]
-        yield f"| {info['training']} | {info['steps']:,} | {' | '.join(cells)} |"
+        times = " / ".join(f"{_times(info, mine, STOCK):.2f}" for mine in (OURS, PRIORITIZED))
+        row = [info["training"], str(len(turns[OURS])), *cells, times]
+        yield f"| {' | '.join(row)} |"
     yield ""
     yield "In brackets: the share of the time that was spent in the buffer."
+
+
+def _times(info: Info, mine: str, theirs: str) -> float:
+    """How many times as fast, in turns that followed each other."""
+    turns = info["steps_per_second"]
+    return median(a / b for a, b in zip(turns[mine], turns[theirs], strict=False))
 
 
 def _short_call(info: Info) -> Iterator[str]:
@@ -58,10 +68,10 @@ def _short_call(info: Info) -> Iterator[str]:
 
 
 def _short_training(info: Info) -> Iterator[str]:
-    rates = info["steps_per_second"]
     wanted = [(OURS, STOCK, 1.0), (PRIORITIZED, PYTHON_TREE, 1.5)]
     wanted += [(PRIORITIZED, STOCK, 1.0)] * (info["training"] == "DQN CartPole")
     for mine, theirs, target in wanted:
-        if theirs in rates and rates[mine] < target * rates[theirs]:
-            times = rates[mine] / rates[theirs]
-            yield f"- {info['training']}: {mine} {times:.2f} times {theirs}, wanted {target:g}"
+        if theirs in info["steps_per_second"]:
+            times = _times(info, mine, theirs)
+            if times < target:
+                yield f"- {info['training']}: {mine} {times:.2f} times {theirs}, wanted {target:g}"
