@@ -4,7 +4,7 @@
         --benchmark-json=out/tianshou.json
     python bench/report_tianshou.py out/tianshou.json
 
-All trainings take about an hour and 6 GB, and `make bench` leaves them out; -k "DQN-" runs those
+All trainings take about an hour and 21 GB, and `make bench` leaves them out; -k "DQN-" runs those
 of DQN alone.  Buffers are full, of 10 environments.  Each call has a table of its own, so that
 nobody takes what is gained by not copying the buffer in `hasnull` for the speed of a tree.  Of the
 trainings, whose steps take turns (race.py says how), one has Tianshou's buffer with `hasnull`
