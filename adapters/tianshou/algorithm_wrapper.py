@@ -51,7 +51,8 @@ class PrioritizedAlgorithmFactory(AlgorithmWrapperFactory[Any]):
             policy.__class__ = ours  # which differs in methods alone
         elif isinstance(policy, STOCK) and not isinstance(policy, OURS):
             raise TypeError(
-                f"a prioritized algorithm must be one of ours, or of its subclasses, got "
-                f"{type(policy).__name__}, whose TD errors may cancel: derive it from our class"
+                "a prioritized algorithm must be one of ours, or of its subclasses, got "
+                f"{type(policy).__name__}, whose weights or TD errors may go wrong: "
+                "derive it from our class"
             )
         return policy
