@@ -70,6 +70,7 @@ class Run:
         try:
             self._begin_turn()
             self.model.learn(self._total)
+            raise RuntimeError(f"a training of {self._total} steps is too short for its turns")
         except EndOfRace:
             return
         except BaseException as error:
