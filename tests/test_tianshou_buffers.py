@@ -749,6 +749,30 @@ def test_rows_with_nulls_are_dropped_and_leave_room(cls: Any) -> None:
         assert buffer.weight[np.arange(7)].tolist() == [1.0] * 7
 
 
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize(
+    ("nulls", "episode"),
+    [([3], (15.0, 3, 3)), ([5], (6.0, 1, 5)), ([1], (18.0, 4, 2)), ([], (18.0, 4, 3))],
+)
+def test_sums_of_the_episode_that_goes_on_are_of_rows_that_stay(
+    vector: bool, nulls: list[int], episode: tuple[float, int, int]
+) -> None:
+    """Rewards are 0 .. 6, and episodes end with 2 and 6."""
+    buffer: Any = adapter.VectorReplayBuffer(20, 2) if vector else adapter.ReplayBuffer(10)
+    each = Batch(obs=0.0, obs_next=0.0, act=0, terminated=False, truncated=False, info=Batch())
+
+    def added(row: int) -> list[Any]:
+        step = Batch(each, rew=np.nan if row in nulls else float(row), terminated=row in (2, 6))
+        if not vector:
+            return [of_it[0] for of_it in buffer.add(step)[1:]]
+        return [of_it[0] for of_it in buffer.add(Batch.stack([step]), [0])[1:]]
+
+    for row in range(6):
+        added(row)
+    (buffer.buffers[0] if vector else buffer).dropnull()
+    assert tuple(added(6)) == episode
+
+
 def test_a_buffer_may_lose_all_rows() -> None:
     buffer = adapter.ReplayBuffer(3)
     buffer.dropnull()  # has none to lose

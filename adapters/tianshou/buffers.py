@@ -218,9 +218,14 @@ class ReplayBuffer(data.ReplayBuffer, metaclass=InPlaceOf):
         rows = (oldest + np.arange(len(self))) % self.maxsize
         meta = cast(Any, self._meta)
         null = null_rows(meta[rows], len(rows))
+        loses_steps = null[_behind(meta.done[rows]) :].any()  # the episode that goes on
         in_front = rows[:-1][null[1:] & ~meta.done[rows[:-1]]]
         meta.truncated[in_front] = meta.done[in_front] = True
         self._move_up(rows[~null])
+        if loses_steps:
+            begun = _behind(self.done[: len(self)])
+            self._ep_len = len(self) - begun
+            self._ep_return = self.rew[begun : len(self)].sum(axis=0)
 
     def _move_up(self, kept: Int64s) -> None:
         """Rows are these from now on."""
@@ -228,8 +233,7 @@ class ReplayBuffer(data.ReplayBuffer, metaclass=InPlaceOf):
         self._meta[:count] = self._meta[kept]
         self._size, self._insertion_idx = count, count % self.maxsize
         self.last_index = np.array([max(count - 1, 0)])
-        ends = np.flatnonzero(self.done[:count])
-        self._ep_start_idx = int(ends[-1] + 1) % self.maxsize if len(ends) else 0
+        self._ep_start_idx = _behind(self.done[:count]) % self.maxsize
         self._checked = self._meta
 
     def _doubt(self) -> None:
@@ -311,3 +315,9 @@ class ReplayBuffer(data.ReplayBuffer, metaclass=InPlaceOf):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_checked": None})
+
+
+def _behind(done: npt.NDArray[np.bool_]) -> int:
+    """Where the rows behind the last end begin."""
+    ends = np.flatnonzero(done)
+    return int(ends[-1]) + 1 if len(ends) else 0

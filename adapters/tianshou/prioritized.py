@@ -161,7 +161,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, data.PrioritizedReplayBuffer):
         self._draws.lose(slice(None))
 
     def dropnull(self) -> None:
-        """Drops rows with NaN or None, as Tianshou does; those that stay are like new."""
+        """Drops rows with NaN or None, as `ReplayBuffer` does; those that stay are like new."""
         super().dropnull()
         self._draws.lose(slice(None))
         self._sampler.forget()
