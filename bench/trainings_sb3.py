@@ -47,13 +47,14 @@ class Run:
                 method = partial(self._timed, getattr(model.replay_buffer, name))
                 setattr(model.replay_buffer, name, method)
         model.train = partial(self._count, model.train)
-        self._thread = threading.Thread(target=self._learn)
+        self._thread = threading.Thread(target=self._learn, daemon=True)
         self._thread.start()
 
     def turn(self) -> None:
         """The next one."""
-        self._go.release()
-        self._stop.acquire()
+        if self._error is None:
+            self._go.release()
+            self._stop.acquire()
         if self._error is not None:
             raise self._error
 

@@ -46,7 +46,7 @@ class Draws:
         return kept
 
     def has_weights(self, td_errors: Any) -> bool:
-        """Whether TD errors are the last draw's weights: the array, or a copy with a weight < 1."""
+        """Whether TD errors are the last draw's weights: its memory, or a copy of another kind."""
         drawn = self._as_drawn
         if getattr(td_errors, "shape", None) != drawn.shape or not len(drawn):
             return False
