@@ -165,7 +165,7 @@ class Schema:
             shape, _ = self.inputs[name]
             if array.shape != leading + shape:
                 raise ValueError(_wrong_shape(name, array, shape, leading))
-        return {name: _cast(name, array, self.inputs[name][1]) for name, array in arrays.items()}
+        return {name: as_dtype(name, array, self.inputs[name][1]) for name, array in arrays.items()}
 
     def _leading(self, arrays: Mapping[str, Array]) -> tuple[int, ...]:
         """(n,), or () for one row without a leading axis: what the first column says."""
@@ -239,7 +239,8 @@ def _as_array(name: str, values: npt.ArrayLike) -> Array:
         raise ValueError(f"column {name!r} must be an array, got {values!r}") from error
 
 
-def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
+def as_dtype(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
+    """What goes into the column `name`, as `Columns.cast` has it; it raises the same."""
     if array.dtype == dtype:
         return array
     whole = array.dtype.kind in "iu" and dtype.kind in "biu"

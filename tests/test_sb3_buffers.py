@@ -253,6 +253,19 @@ def test_assigning_an_array_stores_its_values() -> None:
         buffer.rewards = np.zeros(2)
 
 
+@pytest.mark.parametrize(
+    ("value", "error"), [(300, ValueError), (-1, ValueError), (0.5, TypeError)]
+)
+def test_assigning_what_the_dtype_cannot_hold_changes_nothing(
+    value: float, error: type[Exception]
+) -> None:
+    buffer = make(observation_space=spaces.Box(0, 255, (2,), np.uint8))
+    buffer.observations[...] = 7
+    with pytest.raises(error, match="'observations' is uint8, which cannot hold"):
+        buffer.observations = np.full((10, 1, 2), value)
+    assert (buffer.observations == 7).all()
+
+
 def test_rows_are_held_once() -> None:
     row = 2 * 64 * 8 + 8 + 3 * 4
     tracemalloc.start()

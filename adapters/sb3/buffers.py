@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
 from kary_replay.checks import check_count, check_number
+from kary_replay.columns import as_dtype
 from kary_replay.sampler import generator
 
 from .layout import Layout
@@ -30,7 +31,7 @@ CHUNK = 1024  # steps that are copied at a time
 class _Stored:
     """An attribute that shows stored columns: arrays of shape (buffer_size, n_envs, ...).
 
-    Assignment copies into them.
+    Assignment copies into them; what their dtype cannot hold is refused.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -388,4 +389,4 @@ def _each(tensor: Callable[[Array], th.Tensor], observation: Observation) -> Any
 def _copy_into(name: str, column: Array, given: Any) -> None:
     if np.shape(given) != column.shape:
         raise ValueError(f"{name} must have shape {column.shape}, got {np.shape(given)}")
-    column[...] = given
+    column[...] = as_dtype(name, np.asarray(given), column.dtype)
