@@ -223,9 +223,7 @@ class ReplayBuffer(data.ReplayBuffer, metaclass=InPlaceOf):
         meta.truncated[in_front] = meta.done[in_front] = True
         self._move_up(rows[~null])
         if loses_steps:
-            begun = _behind(self.done[: len(self)])
-            self._ep_len = len(self) - begun
-            self._ep_return = self.rew[begun : len(self)].sum(axis=0)
+            self._sum_again()
 
     def _move_up(self, kept: Int64s) -> None:
         """Rows are these from now on."""
@@ -235,6 +233,12 @@ class ReplayBuffer(data.ReplayBuffer, metaclass=InPlaceOf):
         self.last_index = np.array([max(count - 1, 0)])
         self._ep_start_idx = _behind(self.done[:count]) % self.maxsize
         self._checked = self._meta
+
+    def _sum_again(self) -> None:
+        """Length and return of the episode that goes on, of its rows."""
+        begun = _behind(self.done[: len(self)])
+        self._ep_len = len(self) - begun
+        self._ep_return = self.rew[begun : len(self)].sum(axis=0)
 
     def _doubt(self) -> None:
         """The next `hasnull` has to look at all rows."""
