@@ -476,14 +476,17 @@ def test_td_errors_of_every_agent_reach_the_buffer(cls: Any) -> None:
 
 @pytest.mark.parametrize("n_step", [1, 3, 10])
 @pytest.mark.parametrize("columns", [1, 2])
-def test_n_step_returns_of_rows_are_tianshous(n_step: int, columns: int) -> None:
+@pytest.mark.parametrize("ignore_obs_next", [False, True])
+def test_n_step_returns_of_rows_are_tianshous(
+    n_step: int, columns: int, ignore_obs_next: bool
+) -> None:
     rng = np.random.default_rng(n_step)
-    buffer = VectorReplayBuffer(60, 3)
+    buffer = VectorReplayBuffer(60, 3, ignore_obs_next=ignore_obs_next)
     for _ in range(33):
         buffer.add(
             Batch(
-                obs=np.zeros((3, 1)),
-                obs_next=np.zeros((3, 1)),
+                obs=rng.normal(size=(3, columns)),
+                obs_next=rng.normal(size=(3, columns)),
                 act=np.zeros(3),
                 rew=rng.normal(size=3),
                 terminated=rng.random(3) < 0.1,
@@ -492,16 +495,19 @@ def test_n_step_returns_of_rows_are_tianshous(n_step: int, columns: int) -> None
             )
         )
     indices = buffer.sample_indices(40)
-    values = torch.tensor(rng.normal(size=(60, columns)), dtype=torch.float32)
     returns = []
     for compute in (Algorithm.compute_nstep_return, NStepReturnsOfRows.compute_nstep_return):
         batch = buffer[indices]
         batch.weight = np.ones(40)
-        batch = compute(batch, buffer, indices, lambda _, rows: values[rows], 0.9, n_step)
+        batch = compute(batch, buffer, indices, value_of_next, 0.9, n_step)
         assert batch.weight.dtype == torch.float32
         returns.append(batch.returns)
     assert returns[0].dtype == returns[1].dtype
     assert torch.equal(*returns)
+
+
+def value_of_next(buffer: Any, rows: np.ndarray) -> torch.Tensor:
+    return torch.tensor(buffer[rows].obs_next, dtype=torch.float32)
 
 
 def test_n_step_returns_of_rows_copy_no_column(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("tianshou")
 
+import h5py
 import tianshou.data
 import torch
 from tianshou.data import Batch
@@ -261,6 +262,13 @@ def test_weight_norm_false_leaves_the_formula() -> None:
     assert weight == pytest.approx({0: 4 / 3, 4: 4 / 3, 8: 2 / 3})
 
 
+def test_rows_without_a_whole_stack_are_no_part_of_the_formula() -> None:
+    """Where all that can be drawn have equal priorities, each weighs 1."""
+    buffer = filled(stack_num=3, sample_avail=True, weight_norm=False, beta=1.0)
+    assert np.count_nonzero(masses(buffer)) < len(buffer)
+    assert buffer.sample(50)[0].weight.tolist() == [1.0] * 50
+
+
 def test_set_beta_takes_effect() -> None:
     buffer = make()
     buffer.add(steps(3))
@@ -495,6 +503,17 @@ def test_a_copy_stores_its_rows_once(copied: Any) -> None:
     for each in (buffer, twin):
         assert all(np.shares_memory(child.obs, each.obs) for child in each.buffers)
     assert not np.shares_memory(twin.obs, buffer.obs)
+
+
+def test_a_file_holds_its_rows_once(tmp_path: Path) -> None:
+    buffer = adapter.VectorReplayBuffer(12, 3)
+    buffer.add(steps(3))
+    assert not buffer.hasnull()  # which it remembers
+    buffer.save_hdf5(str(tmp_path / "buffer.hdf5"))
+    with h5py.File(tmp_path / "buffer.hdf5") as file:
+        names: list[str] = []
+        file.visit(names.append)
+    assert [name for name in names if name.endswith("rew")] == ["_meta/rew"]
 
 
 def test_a_pickle_holds_its_rows_once() -> None:
